@@ -664,7 +664,7 @@ def test_copies_of_tokens_are_sorted_by_expert_and_added() -> None:
     cluster = GpuCluster(chosen, 8, 8, 200.0)
     layout = Layout(backend="megatron", expert=8, data=8)
     fewer, more = (
-        Kernels(usual, cluster, each, layout, ASSUMED).stream_forward() for each in (one, shape)
+        Kernels(usual, cluster, each, layout, ASSUMED).stream_forward for each in (one, shape)
     )
     size = 2 * (7 * 2) * shape.hidden * shape.seq_len
     seconds = size / (chosen.bandwidth * 1e9 * usual.stream)

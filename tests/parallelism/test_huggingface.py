@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.model.huggingface import shape_from_config
+from dtrain.parallelism.model.huggingface import assumption, shape_from_config
 from dtrain.parallelism.model.models import model
 
 LLAMA: dict[str, Any] = {
@@ -353,6 +353,22 @@ def test_a_file_gives_the_shape_of_the_table(config: dict[str, Any], name: str) 
     for size in (field.name for field in fields(known)):
         if size not in ("name", "dropout"):
             assert getattr(shape, size) == getattr(known, size), size
+
+
+def test_a_type_that_is_not_known_has_a_note() -> None:
+    sizes = {
+        "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256,
+        "intermediate_size": 128,
+    }  # fmt: skip
+
+    def note(**keys: Any) -> str:
+        return assumption(json.dumps({**sizes, **keys}), "config.json")
+
+    assert note(model_type="llama") == note(model_type="qwen3") == ""
+    new = note(model_type="new", hidden_act="relu")
+    assert "config.json: the model_type 'new' is not known" in new
+    assert "causal attention, an MLP of two matrices and a separate output layer" in new
+    assert "config.json has no model_type" in note()
 
 
 def read(config: dict[str, Any]) -> Any:

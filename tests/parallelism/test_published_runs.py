@@ -691,7 +691,7 @@ def test_fine_tuning_on_packed_examples_has_little_attention() -> None:
     assert run(source="NVIDIA/NeMo docs", gpu_type="H100-80GB").assumed.document == 0
     efficiency = of_family("hopper")
     whole, packed = (
-        Kernels(efficiency, one.cluster, one.shape, one.layout, one.assumed).attention_forward()
+        Kernels(efficiency, one.cluster, one.shape, one.layout, one.assumed).attention_forward
         for one in (bridge, nemo)
     )
     assert packed == pytest.approx(whole * SQUAD / 4096)

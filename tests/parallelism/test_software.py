@@ -50,7 +50,7 @@ def test_a_norm_of_separate_kernels_passes_through_memory_18_times_instead_of_2(
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     passes = 2 * (18 - 2) * shape.hidden + (10 - 2) * heads
     bandwidth = H100.bandwidth * 1e9 * fused.efficiency.stream
-    slower = parts[1].stream_forward() - parts[0].stream_forward()
+    slower = parts[1].stream_forward - parts[0].stream_forward
     assert slower == pytest.approx(2 * shape.seq_len * passes / bandwidth)
     # GPT's layer norm was one kernel from the start.
     gpt = [
@@ -72,7 +72,7 @@ def test_scores_of_separate_kernels_pass_through_memory_6_more_times() -> None:
     )
     scores = 2 * fused.shape.seq_len**2 * fused.shape.heads
     seconds = 6 * scores / (H100.bandwidth * 1e9 * fused.efficiency.stream)
-    assert separate.attention_forward() - fused.attention_forward() == pytest.approx(seconds)
+    assert separate.attention_forward - fused.attention_forward == pytest.approx(seconds)
 
 
 def test_tensor_traffic_hides_only_with_pieces_of_products() -> None:
@@ -255,7 +255,7 @@ def test_flash_attention_2_is_as_fast_on_a_b200_as_on_an_h100() -> None:
     def attention(chosen: str, *, flash2: bool) -> float:
         one = candidate("llama-3-8b", Layout(), Assumptions(flash2=flash2), chosen)
         parts = Kernels(one.efficiency, one.cluster, one.shape, one.layout, one.assumed)
-        return parts.attention_flop() / parts.attention_forward()
+        return parts.attention_flop() / parts.attention_forward
 
     assert attention("b200", flash2=False) > 2 * attention("h100-80gb", flash2=False)
     assert attention("b200", flash2=True) < 1.5 * attention("h100-80gb", flash2=True)
@@ -268,7 +268,7 @@ def test_early_flash_attention_is_slower(early: float) -> None:
         one = candidate("llama-3-8b", layout, Assumptions(early_attention=share), chosen)
         return Kernels(
             one.efficiency, one.cluster, one.shape, one.layout, one.assumed
-        ).attention_forward()
+        ).attention_forward
 
     share = attention("a100-80gb") / attention("a100-80gb", early)
     assert share == pytest.approx(early)
@@ -281,7 +281,7 @@ def test_some_software_has_an_older_flash_attention_than_its_backend() -> None:
         layout = Layout(backend=backend, data=8, sharding="optimizer")
         one = candidate("llama-3-8b", layout, Assumptions(flash2=flash2))
         parts = Kernels(one.efficiency, one.cluster, one.shape, one.layout, one.assumed)
-        return parts.attention_forward()
+        return parts.attention_forward
 
     older, newer = (attention(each, flash2=None) for each in ("torchtitan", "megatron"))
     assert older > newer
@@ -302,7 +302,7 @@ def test_small_heads_take_as_many_exponentials(chosen: str, ratio: float) -> Non
     for shape in (wide, narrow):
         one = candidate("llama-3-8b", Layout(backend="megatron"), Assumptions(), chosen)
         parts = Kernels(one.efficiency, one.cluster, shape, one.layout, one.assumed)
-        seconds.append(parts.attention_forward())
+        seconds.append(parts.attention_forward)
     assert seconds[1] / seconds[0] == pytest.approx(ratio, abs=1e-3)
 
 

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from dtrain.parallelism.answer import units
 from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
+from dtrain.wording import plural
 from dtrain_cli.views.paper import Paper
 from dtrain_cli.views.question import described
 
@@ -35,7 +36,8 @@ def _assignment(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]
     """The layers of each GPU, for a model that is split by hand."""
     if found.assignment is None:
         return
-    yield paper.line(("Split by hand over the GPUs of each host (tf.device)", "bold"))
+    units_of_host = plural(2, found.question.cluster.gpu.unit)
+    yield paper.line((f"Split by hand over the {units_of_host} of each host (tf.device)", "bold"))
     placed = found.assignment.gpus
     yield paper.table(
         "llr",

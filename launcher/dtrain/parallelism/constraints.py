@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.backends import backend_of, most_pieces
+from dtrain.parallelism.backends import BACKENDS, most_pieces
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.further import most_stages
 from dtrain.parallelism.model.shape import Shape
@@ -239,20 +239,23 @@ def _check_pieces(
     pieces, stages = layout.virtual_pipeline, known.get("pipeline")
     if pieces == 1 or stages is None:
         return
-    if backend_of(layout).uneven_pieces:
-        most = most_pieces(shape, layout)
-        if stages * pieces > most:
-            raise UsageError(
-                f"`virtual_pipeline={pieces}` with {stages} stages makes {stages * pieces} pieces, "
-                f"but the model has {shape.layers} layers",
-                hint=f"use `virtual_pipeline` at most {most // stages}",
-            )
+    # A plan may be for another backend than the layout's.
+    most = max(most_pieces(shape, replace(layout, backend=name)) for name in BACKENDS)
+    if stages * pieces > most:
+        raise UsageError(
+            f"`virtual_pipeline={pieces}` with {stages} stages makes {stages * pieces} pieces, "
+            f"more than the {most} into which the model can be cut",
+            hint="leave it out"
+            + (f", or use at most {most // stages}" if most >= 2 * stages else ""),
+        )
     if {"data", "micro_batch"} <= set(known):
-        steps = global_batch // layout.data // layout.micro_batch
+        unit = layout.data * layout.micro_batch
+        steps = global_batch // unit
         for misfit in uneven_rounds(replace(layout, grad_accumulation=steps)):
             raise UsageError(
                 f"`virtual_pipeline={pieces}`: {misfit.message}",
-                hint="leave it out, or change `global_batch` or `micro_batch`",
+                hint="leave it out, or use a `global_batch` that is a multiple of "
+                f"{unit * stages:,}, or a smaller `micro_batch`",
             )
 
 

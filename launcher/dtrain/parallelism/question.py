@@ -21,7 +21,7 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import NODE, FailureCost, Reliability, cost
 from dtrain.parallelism.search import Plan, candidates, compared_time, search
 from dtrain.parallelism.trial import Trial, common
-from dtrain.records import dataclass
+from dtrain.records import changed, dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
 from dtrain.wording import counted, either
 
@@ -200,10 +200,11 @@ class Question:
     def _lacking(self) -> str:
         """Return what this question's backend lacks for all layouts of the fastest other one, else
         the size of the problem."""
-        first, *rest = (one.layout for one in self.others[0].layouts)
-        for reason in self.refusals(replace(first, backend=self.backend)):
+        every = (one.layout for one in self.others[0].layouts)
+        first, *rest = (changed(one, backend=self.backend) for one in every)
+        for reason in self.refusals(first):
             # `in` stops at the reason: most layouts share the first one.
-            if all(reason in self.refusals(replace(one, backend=self.backend)) for one in rest):
+            if all(reason in self.refusals(one) for one in rest):
                 return reason
         return f"a step of {counted(self.global_batch, 'sequence')} on {self.cluster.devices}"
 

@@ -93,7 +93,7 @@ class Plan:
             elif missing == "memory":
                 if candidate.fits:
                     heappush(queue, (rank_key(candidate), place, ""))
-            elif leanest[ladders[place]].may_fit:
+            elif leanest[ladders[place]].fits:
                 heappush(queue, (_effort(candidate.layout) * candidate.time.total, place, "memory"))
 
     @property

@@ -12,9 +12,9 @@ from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import Training
 
 
-def shape_of(request: PlanRequest, training: Training) -> Shape:
-    """Return the model's shape, given in exactly one of four ways. ``training``: that of the
-    cluster file."""
+def shape_of(request: PlanRequest, training: Training) -> tuple[Shape, str]:
+    """Return the model's shape, given in exactly one of four ways, and a note if its kind of layers
+    is assumed, else ''. ``training``: that of the cluster file."""
     sizes = {name: value for name, value in request.sizes.items() if value is not None}
     ways = {
         "`model_size`": request.model_size,
@@ -39,7 +39,8 @@ def shape_of(request: PlanRequest, training: Training) -> Shape:
         raise UsageError(f"`vocab={request.vocab}` is not a vocabulary", hint="such as 128256")
     seq_len = request.seq_len or training.seq_len
     if request.model_size is not None:
-        return shape_for_size(parse_count(request.model_size), seq_len=seq_len, vocab=request.vocab)
+        size = parse_count(request.model_size)
+        return shape_for_size(size, seq_len=seq_len, vocab=request.vocab), ""
     if sizes:
         missing = [f"`{name}`" for name in ("layers", "hidden") if name not in sizes]
         if missing:
@@ -47,17 +48,19 @@ def shape_of(request: PlanRequest, training: Training) -> Shape:
                 f"{given[0]} requires {' and '.join(missing)}",
                 hint="sizes of a model include at least `layers` and `hidden`",
             )
-        return shape_from_sizes(**sizes, vocab=request.vocab, seq_len=seq_len)
+        return shape_from_sizes(**sizes, vocab=request.vocab, seq_len=seq_len), ""
+    note = ""
     if request.model_config is not None:
-        from dtrain.parallelism.model.huggingface import shape_from_config
+        from dtrain.parallelism.model.huggingface import assumption, shape_from_config
 
         hint = "download config.json from the model's page on Hugging Face"
         shape = parsed(request.model_config, shape_from_config, hint)
+        note = parsed(request.model_config, assumption, hint)
     else:
         from dtrain.parallelism.model.models import model
 
         shape = model(request.model or "")
-    return shape.with_lengths(seq_len or shape.seq_len, request.vocab or shape.vocab)
+    return shape.with_lengths(seq_len or shape.seq_len, request.vocab or shape.vocab), note
 
 
 def lora_of(request: PlanRequest, shape: Shape, precision: Precision) -> Lora | None:

@@ -298,7 +298,10 @@ def _precision(gpu: Gpu, question: Question) -> Precision:
 def _suffices(gpus: str, question: Question, one: Candidate) -> str:
     backend = other_backend(question, one)
     condition = f" with {backend}" if backend else ""
-    return f"{gpus} would suffice{condition}: {brief(one)}, {gib(one.memory.total)}."
+    return (
+        f"{gpus} would suffice{condition}: {brief(one)}, {gib(one.memory.total)}, at most "
+        f"{seconds(one.time.total)} a step."
+    )
 
 
 def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 
 def seconds(value: float) -> str:
-    """``219 s``, ``13.8 s``, ``1.52 s``, ``604 ms``, ``4.8 ms``."""
+    """``4.8 ms``, ``604 ms``, ``1.52 s``, ``219 s``, ``43 min``, ``5.2 h``, ``12.3 days``."""
     if value < 0.9995:
         return f"{value * 1000:.1f} ms" if value < 0.00995 else f"{value * 1000:.0f} ms"
-    return f"{value:,.0f} s" if value >= 99.95 else f"{value:#.3g} s"
+    if value < 999.5:
+        return f"{value:.0f} s" if value >= 99.95 else f"{value:#.3g} s"
+    for unit, size, most in (("min", 60, 120), ("h", 3600, 48)):
+        if value < most * size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 86400:,.1f} days"
 
 
 def gib(value: float) -> str:

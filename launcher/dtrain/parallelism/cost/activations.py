@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.stages import kinds_of_stages
-from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.runtime.layout import Layout, Recompute
 
 _P = ParamSpec("_P")
@@ -195,7 +195,7 @@ def _saved(
     tokens that ranks with experts exchange."""
     h = shape.hidden
     if recompute == "full":
-        yield 2 * h * shape.streams / split
+        yield 2 * residual(shape) / split
         return
     yield 2 * h / split
     queries = shape.heads * shape.head_size

@@ -43,7 +43,8 @@ def host_memory(shape: Shape, layout: Layout, assumed: Assumptions) -> HostMemor
     each = 2 if assumed.narrow_states else 4
     layers = stage_layers(shape, layout, assumed.habits.fullest)
     trained, frozen = max(
-        _share(shape, layout, layers[stage], stage) for stage in extreme_stages(shape, layout)
+        _share(shape, layout, layers[stage], stage)
+        for stage in extreme_stages(shape, layout, assumed)
     )
     fixed = 0.0
     shards, expert = layout.shards, layout.expert

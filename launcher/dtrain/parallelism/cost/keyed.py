@@ -31,6 +31,10 @@ class KeyedCosts:
         return isinstance(other, type(self)) and self._key == other._key
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(self._key)
 
     @cached_property

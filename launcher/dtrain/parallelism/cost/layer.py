@@ -174,6 +174,7 @@ class Kernels(KeyedCosts):
         every = 2.0 * self.tokens * seen * width / self.layout.tensor
         return every * shape.attended_share
 
+    @cached_property
     def attention_forward(self) -> float:
         """Seconds of attention. Flash attention runs at its share of the peak and skips the half of
         the scores that a causal mask hides. Otherwise: two batched products, and the softmax's
@@ -204,6 +205,7 @@ class Kernels(KeyedCosts):
         exponential = own * self._peak(self._wide) / 4 / EXPONENTIALS
         return (1 + exponential / width) / (1 + exponential / 128)
 
+    @cached_property
     def stream_forward(self) -> float:
         """Seconds of norms, residuals, activations and rotations, bound by memory bandwidth.
 
@@ -248,8 +250,8 @@ class Kernels(KeyedCosts):
             self.weights_forward(moe=moe)
             + self.adapters(moe=moe)
             + self.expansion(moe=moe)
-            + self.attention_forward()
-            + self.stream_forward()
+            + self.attention_forward
+            + self.stream_forward
             + self.parts_forward
         )
 
@@ -273,7 +275,7 @@ class Kernels(KeyedCosts):
         """Two products for each forward product, or one if its matrix is frozen; attention runs at
         a lower share of the peak."""
         shape = self.shape
-        attention = self.attention_forward()
+        attention = self.attention_forward
         attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
         weights = self._products_backward * self.weights_forward(moe=moe)
         held = sum(one.weights for one in self._products(moe=moe))
@@ -281,7 +283,7 @@ class Kernels(KeyedCosts):
             idle = sum(part.idle_parameters(shape.hidden) for part in shape.parts)
             held += idle / self.layout.tensor
         weights += self.accumulation(held)
-        streams = 2 * self.stream_forward() + SCAN_BACKWARD * self.parts_forward
+        streams = 2 * self.stream_forward + SCAN_BACKWARD * self.parts_forward
         adapters = 2 * self.adapters(moe=moe) + self.expansion(moe=moe)
         return weights + adapters + attention + streams
 
@@ -300,7 +302,7 @@ class Kernels(KeyedCosts):
             case "selective" if self.assumed.by_torch(self.layout):
                 return _recompute_half(self, moe=moe)
             case "selective":
-                return self.attention_forward()
+                return self.attention_forward
             case _:
                 return 0.0
 
@@ -368,7 +370,7 @@ def _recompute_half(kernels: Kernels, *, moe: bool) -> float:
             again.append(Product(n, h, dense / t))
         weights = sum(kernels.product_seconds(product) for product in again)
     adapters = 0.5 * (kernels.adapters(moe=moe) + kernels.expansion(moe=moe))
-    return weights + adapters + kernels.stream_forward()
+    return weights + adapters + kernels.stream_forward
 
 
 def _held(shape: Shape, layout: Layout, *, moe: bool) -> float:

@@ -20,7 +20,7 @@ from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import Phase, Rank, peak
 from dtrain.parallelism.cost.stages import StageRank, extreme_stages, in_flight, layers_of_stage
 from dtrain.parallelism.cost.states import StageStates, stage_states
-from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
@@ -76,10 +76,9 @@ class Memory:
 
 def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
     """Return the memory of the fullest GPU, over all stages of the pipeline."""
-    stages = (
-        stage_memory(shape, layout, assumed, stage) for stage in extreme_stages(shape, layout)
-    )
-    return max(stages, key=lambda m: m.total)
+    stages = extreme_stages(shape, layout, assumed)
+    every = (stage_memory(shape, layout, assumed, stage) for stage in stages)
+    return max(every, key=lambda m: m.total)
 
 
 # A plan searches the same layouts several times, to compare its choice with others.
@@ -112,10 +111,15 @@ def _in_gib(
     """The memory of a rank in its highest phase, from bytes. ``unused``: by the allocator."""
     assumed = rank.assumed
     communicators = assumed.communicator * _communicators(rank.layout, assumed)
+    gradients, activations, logits, gathered, temporary = phase
     return Memory(
         parameters=parameters / GIB,
+        gradients=gradients / GIB,
         optimizer=optimizer / GIB,
-        **{name: size / GIB for name, size in phase._asdict().items()},
+        activations=activations / GIB,
+        logits=logits / GIB,
+        gathered=gathered / GIB,
+        temporary=temporary / GIB,
         communication=communicators + assumed.habits.buckets,
         context=assumed.habits.context,
         fragmentation=unused / GIB,
@@ -172,7 +176,7 @@ def _whole_peak(rank: Rank, states: StageStates, held: float) -> Phase:
     shape, layout, assumed = rank.shape, rank.layout, rank.assumed
     kept = rank.layers * rank.kept
     if assumed.habits.keeps_outputs and not rank.last:
-        kept += rank.compute * shape.hidden * shape.streams * rank.tokens
+        kept += rank.compute * residual(shape) * rank.tokens
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / layout.tensor
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
@@ -250,7 +254,7 @@ def _activation_gradients(rank: Rank) -> float:
     scores = 0 if assumed.flash_attention else shape.heads * shape.seq_len
     widest = max(2 * scores, (2 if shape.gated else 1) * shape.ffn_hidden)
     split = layout.tensor if layout.sequence_parallel else 1
-    streams = 2 * shape.hidden * shape.streams / split
+    streams = 2 * residual(shape) / split
     own = rank.compute * (widest / layout.tensor + streams)
     routed = routed_gradients(shape, layout, assumed)
     return max(own, routed + rank.compute * streams)

@@ -21,7 +21,7 @@ from dtrain.parallelism.cost.activations import (
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.products import tokens
 from dtrain.parallelism.cost.stages import StageRank, kinds_of_stages, receive_buffers
-from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout
 
@@ -293,7 +293,7 @@ class Rank(StageRank):
     def stream(self) -> float:
         """Bytes of the residual streams of a micro-batch on this rank."""
         split = self.layout.tensor if self.layout.sequence_parallel else 1
-        return self.compute * self.shape.hidden * self.shape.streams / split * self.tokens
+        return self.compute * residual(self.shape) / split * self.tokens
 
     @property
     def logit_count(self) -> float:

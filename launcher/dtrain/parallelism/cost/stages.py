@@ -84,20 +84,28 @@ def layers_of_stage(shape: Shape, layout: Layout, assumed: Assumptions, stage: i
     return stage_layers(shape, layout, fullest)[stage]
 
 
-def extreme_stages(shape: Shape, layout: Layout) -> list[int]:
+def extreme_stages(shape: Shape, layout: Layout, assumed: Assumptions) -> list[int]:
     """Return the stages of which one needs the most memory.
 
     Inner stages differ in their layers and in their micro-batches in flight, of which the first one
-    with such layers has the most.
+    with such layers has the most. It has less than the first stage of all if that has as many
+    layers: fewer micro-batches, and no embedding. Only PyTorch's buffers may outweigh this: an
+    inner stage receives more.
     """
+    if layout.pipeline == 1:
+        return [0]
     last = layout.pipeline - 1
-    stages = {0, min(1, last), last}
-    if last and shape.pattern:
+    stages = {0, last}
+    if shape.pattern:
         alike = backend_of(layout).runtime_memory
         stages |= _different(shape, layout.pipeline, layout.virtual_pipeline, alike)
-    elif last and _first_are_dense(shape):
+    elif _first_are_dense(shape):
         piece = stage_layers(shape, layout)[1] / layout.virtual_pipeline
-        stages.add(min(last, math.ceil(shape.dense_layers / piece)))
+        stages |= {1, min(last, math.ceil(shape.dense_layers / piece))}
+    else:
+        first, second = (layers_of_stage(shape, layout, assumed, stage) for stage in (0, 1))
+        if second > first or backend_of(layout).torch_kernels:
+            stages.add(1)
     return sorted(stages)
 
 

@@ -19,7 +19,7 @@ from dtrain.parallelism.cost.launches import kernels as kernels_of
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
 from dtrain.parallelism.cost.stages import kinds_of_stages, stage_layers
-from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
@@ -86,6 +86,18 @@ class _Layer(NamedTuple):
         return self.compute + self.recompute + self.tensor + self.context + self.expert
 
 
+class _Stage(NamedTuple):
+    """Seconds that one micro-batch takes in a pipeline stage."""
+
+    layers: int
+    layer: _Layer
+    """One of the ``layers``; of different ones, which count as one, their sum."""
+    waiting: float
+    """For the host."""
+    busy: float
+    """All of it."""
+
+
 def step_time(
     shape: Shape, layout: Layout, cluster: GpuCluster, efficiency: Efficiency, assumed: Assumptions
 ) -> StepTime:
@@ -94,19 +106,14 @@ def step_time(
     head = _layer(kernels).head
     m, p = layout.grad_accumulation, layout.pipeline
 
-    counts = stage_layers(shape, layout)
-    work = _work_of_stages(kernels, counts)
-    stages = [count * each.total for count, each in work]
-    stages[-1] += head
-    every = zip(stages, work, strict=True)
-    waits = [_waiting(kernels, stage, count, each) for stage, (count, each) in every]
-    busy = [stage + waiting for stage, waiting in zip(stages, waits, strict=True)]
+    stages = [*_stages(kernels, p, layout.virtual_pipeline)]
+    stages[-1] = _stage(kernels, stages[-1].layers, stages[-1].layer, head)
+    busy = [stage.busy for stage in stages]
     slowest = busy.index(max(busy))
-    layers, layer = work[slowest]
+    layers, layer, *_ = stages[slowest]
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
-    others = sum(busy) - busy[slowest]
-    bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
+    bubble = _wait(layout) * (sum(busy) - busy[slowest])
 
     sends, beside = _sends(kernels, busy[slowest])
     ranks = between_steps(DataRanks(efficiency, cluster, shape, layout, assumed))
@@ -120,7 +127,7 @@ def step_time(
         bubble=bubble,
         data=ranks.exposed(m * busy[slowest] - beside),
         optimizer=ranks.optimizer,
-        host=m * (waits[slowest] + _copies_to_host(kernels, counts, slowest)),
+        host=m * (stages[slowest].waiting + _copies_to_host(kernels, slowest)),
         other=efficiency.fixed * (1 + SLOWEST_HOST * math.log(cluster.hosts)),
     )
 
@@ -130,17 +137,13 @@ def least_time(
 ) -> float:
     """Return a lower limit of the time of a step: its layers in the pipeline, and nothing else."""
     kernels = Kernels(efficiency, cluster, shape, layout, assumed)
-    counts = stage_layers(shape, layout)
-    if shape.pattern:
-        every, most_busy = _busy(kernels, layout.pipeline, layout.virtual_pipeline)
-        others = BUBBLE.get(layout.schedule, 1.0) * (every - most_busy)
-        return layout.grad_accumulation * most_busy + others / layout.virtual_pipeline
-    layer = _layer(kernels)
-    most = max(counts)
-    idle = BUBBLE.get(layout.schedule, 1.0) * (shape.layers - most) / layout.virtual_pipeline
-    stage = most * layer.total
-    waiting = _waiting(kernels, stage, most, layer)
-    return layer.total * idle + layout.grad_accumulation * (stage + waiting)
+    every, most = _busy(kernels, layout.pipeline, layout.virtual_pipeline)
+    return layout.grad_accumulation * most + _wait(layout) * (every - most)
+
+
+def _wait(layout: Layout) -> float:
+    """Return the share of the other stages' micro-batch for which the slowest stage waits."""
+    return BUBBLE.get(layout.schedule, 1.0) / layout.virtual_pipeline
 
 
 def _waiting(kernels: Kernels, stage: float, layers: int, layer: _Layer) -> float:
@@ -160,17 +163,29 @@ def _waiting(kernels: Kernels, stage: float, layers: int, layer: _Layer) -> floa
     return max(0.0, host - stage, layers * layer.stalled * efficiency.launch * efficiency.stalls)
 
 
-def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int, _Layer]]:
-    """Return each stage's number of layers and one of these; of different layers, 1 and their sum.
-
-    ``counts`` are the layers of the stages.
-    """
-    if not kernels.shape.pattern:
-        layer = _layer(kernels)
-        return [(count, layer) for count in counts]
-    stages = kinds_of_stages(kernels.shape, kernels.layout)
+@lru_cache(maxsize=1 << 14)
+def _stages(kernels: Kernels, pipeline: int, virtual_pipeline: int) -> tuple[_Stage, ...]:
+    """Return the stages, the last one without the output layer. The numbers of stages and pieces
+    are those of the layout, in which equal kernels may differ."""
+    shape, layout = kernels.shape, kernels.layout
+    if not shape.pattern:
+        counts, layer = stage_layers(shape, layout), _layer(kernels)
+        of_count = {count: _stage(kernels, count, layer) for count in set(counts)}
+        return tuple([of_count[count] for count in counts])
     each = _layer_of_kinds(kernels)
-    return [(1, _summed([(each[kind], n) for kind, n in one.items()])) for one in stages]
+    found: dict[tuple[tuple[Shape, int], ...], _Stage] = {}
+    every = [tuple(kinds.items()) for kinds in kinds_of_stages(shape, layout)]
+    for kinds in set(every):
+        layer = _summed([(each[kind], count) for kind, count in kinds])
+        found[kinds] = _stage(kernels, 1, layer)
+    return tuple([found[kinds] for kinds in every])
+
+
+def _stage(kernels: Kernels, layers: int, layer: _Layer, head: float = 0.0) -> _Stage:
+    """``head``: seconds of the output layer."""
+    computing = layers * layer.total + head
+    waiting = _waiting(kernels, computing, layers, layer)
+    return _Stage(layers, layer, waiting, computing + waiting)
 
 
 def _summed(layers: Iterable[tuple[_Layer, int]]) -> _Layer:
@@ -184,14 +199,9 @@ def _summed(layers: Iterable[tuple[_Layer, int]]) -> _Layer:
 
 @lru_cache(maxsize=1 << 14)
 def _busy(kernels: Kernels, pipeline: int, virtual_pipeline: int) -> tuple[float, float]:
-    """Seconds of a micro-batch in the layers of all stages of a pattern, and of the slowest one.
-    The numbers of stages and pieces are those of the layout, in which equal kernels may differ."""
-    each = {kind: layer.total for kind, layer in _layer_of_kinds(kernels).items()}
-    stages = [
-        sum([each[kind] * count for kind, count in one.items()])
-        for one in kinds_of_stages(kernels.shape, kernels.layout)
-    ]
-    return sum(stages), max(stages)
+    """Seconds of a micro-batch in all `_stages`, and in the slowest one."""
+    busy = [stage.busy for stage in _stages(kernels, pipeline, virtual_pipeline)]
+    return sum(busy), max(busy)
 
 
 def _layer_of_kinds(kernels: Kernels) -> dict[Shape, _Layer]:
@@ -230,7 +240,7 @@ def _layer(kernels: Kernels) -> _Layer:
     )
 
 
-def _copies_to_host(kernels: Kernels, counts: tuple[int, ...], stage: int) -> float:
+def _copies_to_host(kernels: Kernels, stage: int) -> float:
     """Seconds that one micro-batch waits for its activations to reach host memory and return.
 
     `dtrain.runtime` copies them one after the other while nothing else computes. Split tensors stay
@@ -240,17 +250,19 @@ def _copies_to_host(kernels: Kernels, counts: tuple[int, ...], stage: int) -> fl
     if not layout.offload_activations or layout.tensor > 1:
         return 0.0
     layer = runtime_layer(kernels.shape, layout, kernels.assumed)
-    return 2 * counts[stage] * layer.saved("none") / PCIE
+    layers = stage_layers(kernels.shape, layout)[stage]
+    return 2 * layers * layer.saved("none") / PCIE
 
 
-def _activation(kernels: Kernels) -> float:
-    """Bytes of one activation of one micro-batch: 2·s·b·h, over the context ranks."""
-    return BYTES[kernels.assumed.precision] * kernels.tokens * kernels.shape.hidden
+def _activation(kernels: Kernels, width: int) -> float:
+    """Bytes of one activation of one micro-batch with ``width`` elements for each token: 2·s·b·h,
+    over the context ranks."""
+    return BYTES[kernels.assumed.precision] * kernels.tokens * width
 
 
 def _routed(kernels: Kernels) -> float:
     """Bytes of the tokens of one micro-batch as experts read them."""
-    return _activation(kernels) * kernels.shape.expert_width / kernels.shape.hidden
+    return _activation(kernels, kernels.shape.expert_width)
 
 
 def _tensor(kernels: Kernels) -> float:
@@ -269,7 +281,7 @@ def _tensor(kernels: Kernels) -> float:
         return 0.0
     group = Group(kernels.cluster, kernels.efficiency, layout.tensor, 1)
     shape, passes = kernels.shape, 3 if layout.recompute == "full" else 2
-    size = _activation(kernels)
+    size = _activation(kernels, shape.hidden)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
     waited = kernels.efficiency.exposed_tensor if kernels.assumed.hides_tensor else 1.0
     moe, sums, gathered = shape.moe_layers / shape.layers, float(shape.sums), 0.0
@@ -338,7 +350,7 @@ def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
     group = Group(kernels.cluster, kernels.efficiency, p, stride)
     # Each tensor rank sends its part of the sequence.
     shared = layout.sequence_parallel or backend_of(layout).sends_shares
-    size = _activation(kernels) * kernels.shape.streams
+    size = _activation(kernels, residual(kernels.shape))
     once = group.send(size / (layout.tensor if shared else 1))
     waited, hidden = 0.5 * once, 0.0
     if v > 1 and backend_of(layout).overlaps_sends:

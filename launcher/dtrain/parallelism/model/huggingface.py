@@ -21,6 +21,7 @@ from dtrain.parallelism.model.hybrids import (
 )
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
+from dtrain.wording import either
 
 LONGEST_USUAL = 8192
 """Default limit of the training sequence, in tokens: the longest context of a model
@@ -129,6 +130,18 @@ _KINDS: Mapping[str, _Kind] = {
 }
 """Types that differ from Llama's gated MLP, separate output layer and rotary positions."""
 
+_OTHER_KNOWN = {
+    "aria", "apertus", "arcee", "bailing_hybrid", "bamba", "dbrx", "deepseek_v2", "deepseek_v3",
+    "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon_h1",
+    "glm", "glm4", "glm4_moe", "glm_moe_dsa", "granite", "granitemoe", "granitemoehybrid", "helium",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "internlm2", "internlm3", "kimi_k2",
+    "kimi_linear", "lfm3", "llama", "llama4", "mamba2", "minimax_m2", "minimax_m3_vl", "ministral",
+    "ministral3", "mistral3", "mt5", "olmo", "olmo_hybrid", "phimoe", "qwen2", "qwen2_5_vl",
+    "qwen2_moe", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_next", "seed_oss", "smollm3",
+    "solar_open", "stablelm", "t5", "umt5", "yi",
+}  # fmt: skip
+"""Other types of which the file says all that matters, or that the functions below know."""
+
 _FOUR_TIMES = {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "falcon", "gptj", "codegen"}
 """Types whose MLP defaults to four times the hidden size."""
 
@@ -196,6 +209,32 @@ def shape_from_values(values: dict[str, Any], where: str) -> Shape:
         return diffusion_shape(ConfigFile(values, where, ""))
     name = str(values.get("_name_or_path") or "")
     return _Config(_language_model(values), where, name).shape()
+
+
+def assumption(text: str, where: str) -> str:
+    """Return a note on what `shape_from_config` assumes of a file whose ``model_type`` is not
+    known, else ''."""
+    values = json_file.parse(text, where, "")
+    if is_diffusion(values):
+        return ""
+    file = _Config(_language_model(values), where, "")
+    kind = file.model_type
+    known = kind in _KINDS or kind.removesuffix("_text") in _OTHER_KNOWN
+    if known or _BERTS_KEY in file.values:
+        return ""
+    shape = file.shape()
+    assumed = [
+        "causal attention" if shape.causal else "attention in both directions",
+        "a gated MLP of three matrices" if shape.gated else "an MLP of two matrices",
+        "one matrix for embedding and output" if shape.tied else "a separate output layer",
+    ]
+    what = (
+        f"{where}: the model_type {kind!r} is not known" if kind else f"{where} has no model_type"
+    )
+    return (
+        f"{what}. The plan assumes {either(assumed, 'and')}: compare its number of parameters with "
+        "the model's"
+    )
 
 
 def _language_model(values: dict[str, Any]) -> dict[str, Any]:

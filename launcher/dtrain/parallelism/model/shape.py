@@ -312,3 +312,8 @@ class Shape(KeepsHash):
             flop += part.model_flop
             flop += sum(2.0 * rows * k * n for rows, k, n in part.products(self.hidden, 1))
         return flop
+
+
+def residual(shape: Shape) -> int:
+    """Return the elements of all residual streams for each token."""
+    return shape.hidden * shape.streams

@@ -20,7 +20,7 @@ from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
-from dtrain.wording import counted
+from dtrain.wording import counted, plural
 
 
 def answer(question: Question) -> TensorFlowPlan:
@@ -58,6 +58,15 @@ class _Job:
         return self.cluster.gpu.memory * (1 - HEADROOM)
 
     @property
+    def unit(self) -> str:
+        """What a replica runs on: GPU, or chip."""
+        return self.cluster.gpu.unit
+
+    @property
+    def units(self) -> str:
+        return plural(2, self.unit)
+
+    @property
     def tpu(self) -> bool:
         return self.cluster.gpu.family == "tpu"
 
@@ -73,22 +82,24 @@ class _Job:
             yield self._copied("tpu", "each TPU chip", self.cluster.gpus)
             return
         if hosts > 1:
-            where = f"each of the {self.cluster.gpus} GPUs"
+            where = f"each of the {self.cluster.devices}"
             yield self._copied("multi_worker_mirrored", where, self.cluster.gpus)
-        of_host = f"each of the {local} GPUs of one host" if local > 1 else "the GPU of one host"
+        each = f"each of the {local} {self.units}" if local > 1 else f"the {self.unit}"
+        of_host = f"{each} of one host"
         if local > 1:
             yield self._copied("mirrored", of_host, local)
-        yield self._copied("one_device", "one GPU", 1)
+        yield self._copied("one_device", f"one {self.unit}", 1)
         if local == 1:
             yield self._copied("mirrored", of_host, 1)
         if hosts == 1:
-            where = f"each of the {local} GPUs" if local > 1 else "the GPU"
-            yield self._copied("multi_worker_mirrored", where, local)
+            yield self._copied("multi_worker_mirrored", each, local)
         yield self._central(of_host)
         yield self._parameter_server()
         tpu = self._copied("tpu", "each TPU chip", self.cluster.gpus)
         yield replace(
-            tpu, fits=False, reason=f"the cluster has no TPUs but {self.cluster.gpu.name} GPUs"
+            tpu,
+            fits=False,
+            reason=f"the cluster has no TPUs but {self.cluster.gpu.name} {self.units}",
         )
 
     def _way(self, replicas: int, *, variables: bool = True) -> tuple[Way, KerasMemory]:
@@ -141,14 +152,15 @@ class _Job:
         local = self.cluster.gpus_per_host
         if local == 1:
             alone = self._copied("central_storage", where, 1)
-            return replace(alone, reason=f"with one GPU variables stay on it: {alone.reason}")
+            stay = f"with one {self.unit} variables stay on it"
+            return replace(alone, reason=f"{stay}: {alone.reason}")
         host = (12 + 4 * local) * self.gigabytes
         return self._read_from_hosts(
             "central_storage",
             where,
             local,
             host,
-            "one host's memory, which each of its GPUs reads in every step",
+            f"one host's memory, which each of its {self.units} reads in every step",
         )
 
     def _parameter_server(self) -> Verdict:
@@ -161,10 +173,10 @@ class _Job:
         host = (12 / hosts + 4 + (4 * local if local > 1 else 0)) * self.gigabytes
         verdict = self._read_from_hosts(
             "parameter_server",
-            f"each of the {self.cluster.gpus} GPUs",
+            f"each of the {self.cluster.devices}",
             self.cluster.gpus,
             host,
-            f"the memory of {counted(hosts, 'parameter server')}, which every GPU reads "
+            f"the memory of {counted(hosts, 'parameter server')}, which every {self.unit} reads "
             "over the network in every step",
         )
         # fchollet in keras-team/keras issue 18624: "not supported in Keras 3".
@@ -185,7 +197,7 @@ class _Job:
         if not fits:
             reason += (
                 f"a copy of all of them and their gradients take {8 * self.gigabytes:,.0f} GiB of "
-                f"it, {gib(memory.total)} with the rest; a GPU has {gib(self.limit)}"
+                f"it, {gib(memory.total)} with the rest; a {self.unit} has {gib(self.limit)}"
             )
         else:
             reason += (
@@ -196,7 +208,7 @@ class _Job:
 
     def _idle(self, replicas: int) -> str:
         others = self.cluster.gpus - replicas
-        return f"; the other {counted(others, 'GPU')} {'are' if others > 1 else 'is'} idle" * (
+        return f"; the other {counted(others, self.unit)} {'are' if others > 1 else 'is'} idle" * (
             others > 0
         )
 
@@ -257,13 +269,13 @@ class _Job:
         size = f"{large(self.shape.parameters)} parameters"
         if best.fits:
             sentence = f"Use {best.name} for {size}{_how(best.way)}: {best.reason}."
-            return sentence + (_torch(torch, "keeps it on the GPUs") if torch else "")
+            return sentence + (_torch(torch, f"keeps it on the {self.units}") if torch else "")
         if self.tpu:
             return f"TPUStrategy cannot hold {size}: {best.reason}."
         sentence = (
             f"No strategy of tf.distribute holds {size}, because none splits a layer or a stack "
             f"of layers: a whole copy takes {gib(_needs(verdicts, 'one_device'))} of the "
-            f"{gib(self.limit)} of a GPU"
+            f"{gib(self.limit)} of a {self.unit}"
         )
         if self.cluster.gpus_per_host > 1:
             central = _needs(verdicts, "central_storage")
@@ -280,16 +292,15 @@ class _Job:
     def _by_hand(self, assignment: Assignment) -> str:
         local, hosts = self.cluster.gpus_per_host, self.cluster.hosts
         fullest = assignment.fullest.memory.total
-        sentence = f"Split by hand over the {local} GPUs of a host (tf.device), it "
+        sentence = f"Split by hand over the {local} {self.units} of a host (tf.device), it "
         if not assignment.fits:
             return (
-                f"{sentence}still needs {fullest:,.0f} GiB on the fullest GPU"
+                f"{sentence}still needs {fullest:,.0f} GiB on the fullest {self.unit}"
                 + (f", because each of the {hosts} hosts holds a whole copy" if hosts > 1 else "")
                 + "."
             )
-        sentence += (
-            f"fits in {fullest:,.0f} GiB{_how(assignment.way)}, but one GPU computes at a time"
-        )
+        sentence += f"fits in {fullest:,.0f} GiB{_how(assignment.way)}"
+        sentence += f", but one {self.unit} computes at a time"
         if hosts > 1:
             sentence += f", and the {hosts} hosts must average gradients by themselves"
         return sentence + "."
@@ -303,23 +314,24 @@ class _Job:
             return
         each = 16 * self.gigabytes / self.cluster.gpus
         yield (
-            f"tf.experimental.dtensor can split variables over all {self.cluster.gpus} GPUs "
+            f"tf.experimental.dtensor can split variables over all {self.cluster.devices} "
             f"({each:,.1f} GiB of states each) in a script written for it, op by op. It is not "
             "offered: the API is still experimental, Keras 3 does not build on it, and "
             "keras.distribution.ModelParallel runs on TensorFlow without splitting anything."
         )
         if self.cluster.hosts > 1:
             yield (
-                "tf.device can also name GPUs of other hosts (tf.config."
+                f"tf.device can also name {self.units} of other hosts (tf.config."
                 "experimental_connect_to_cluster), but activations then travel by gRPC, and one "
-                f"GPU in {self.cluster.gpus} computes at a time: not offered either."
+                f"{self.unit} in {self.cluster.gpus} computes at a time: not offered either."
             )
 
 
 def _torch(candidate: Candidate, can: str) -> str:
+    unit = candidate.cluster.gpu.unit
     return (
-        f" torch {can}: {brief(candidate)}, {gib(candidate.memory.total)} on the fullest GPU and "
-        f"about {seconds(candidate.time.total)} a step."
+        f" torch {can}: {brief(candidate)}, {gib(candidate.memory.total)} on the fullest {unit} "
+        f"and about {seconds(candidate.time.total)} a step."
     )
 
 
