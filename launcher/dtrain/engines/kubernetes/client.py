@@ -139,7 +139,8 @@ class Client:
                 return used.web_socket(url, EXEC_PROTOCOLS)
             except websocket.WebSocketBadStatusException as refusal:
                 if refusal.status_code != 401 or not again:
-                    body = refusal.resp_body or b""
+                    # Old versions of the package do not have it.
+                    body = getattr(refusal, "resp_body", None) or b""
                     raise self._refusal(refusal.status_code, attempted, body) from None
                 self._log_in_again(used)
             except (websocket.WebSocketException, OSError) as error:
