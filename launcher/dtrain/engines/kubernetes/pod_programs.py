@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -98,10 +99,11 @@ class PodProcess:
     def __init__(self, host: str, web_socket: Any) -> None:
         self._host = host
         self._web_socket = web_socket
-        # TLS connections of Python are not for two threads at once.
+        # TLS connections of Python are not for two threads at once. No thread waits for data while
+        # it holds the lock: the rest of a message may never arrive.
         self._lock = threading.Lock()
         self._tail = Tail()
-        self._over = self._closed = False
+        self._over = self._closed = self._unwritable = False
         self._status: int | None = None
 
     def write(self, data: bytes) -> None:
@@ -114,12 +116,16 @@ class PodProcess:
     def _send(self, channel: int, data: bytes) -> None:
         import websocket
 
-        try:
-            with self._lock:
+        with self._lock:
+            if self._unwritable:
+                return
+            try:
+                self._web_socket.settimeout(None)
                 self._web_socket.send_binary(bytes([channel]) + data)
-        except (websocket.WebSocketException, OSError) as error:
-            if not self._over:
-                raise self._broken(error) from None
+            except (websocket.WebSocketException, OSError):
+                # The program has ended, or the connection is lost: `read` finds out. After a second
+                # attempt, TLS would not give it what arrived before.
+                self._unwritable = True
 
     def read(self, size: int = 1 << 18) -> bytes:
         """``size`` is not a limit: a message is at most as long as the API server sends it."""
@@ -133,10 +139,13 @@ class PodProcess:
             self._wait(deadline)
             try:
                 with self._lock:
+                    self._web_socket.settimeout(0)
                     kind, message = self._web_socket.recv_data(control_frame=True)
+            except (ssl.SSLWantReadError, BlockingIOError):
+                continue  # the rest of a message is missing
             except (websocket.WebSocketException, OSError, ValueError) as error:
                 self._over = True
-                if not self._closed:
+                if self._status is None and not self._closed:
                     raise self._broken(error) from None
                 break
             if kind == websocket.ABNF.OPCODE_CLOSE:
