@@ -144,7 +144,8 @@ class Client:
                     raise self._refusal(refusal.status_code, attempted, body) from None
                 self._log_in_again(used)
             except (websocket.WebSocketException, OSError) as error:
-                raise ConnectError(self.host, attempted, _words(error)) from None
+                reason = excerpt(" ".join(str(error).split()))
+                raise ConnectError(self.host, attempted, reason) from None
         raise AssertionError
 
     def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:
