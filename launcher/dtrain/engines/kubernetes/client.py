@@ -125,7 +125,7 @@ class Client:
         import websocket
 
         path = f"{PODS}/{pod}/exec".format(namespace=self.namespace)
-        attempted = f"GET {path}"
+        attempted = "starting a program in its pod"  # the same for all pods
         streams = [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
         query = [("container", container), *streams, *(("command", word) for word in argv)]
         used = self._credentials
@@ -145,7 +145,8 @@ class Client:
                 self._log_in_again(used)
             except (websocket.WebSocketException, OSError) as error:
                 reason = excerpt(" ".join(str(error).split()))
-                raise ConnectError(self.host, attempted, reason) from None
+                hint = "check that `kubectl exec POD -- true` works"
+                raise ConnectError(self.host, attempted, reason, hint=hint) from None
         raise AssertionError
 
     def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:
