@@ -13,10 +13,12 @@ from support.launching import Launch
 pytestmark = [pytest.mark.kubernetes, pytest.mark.netns]
 
 
-def waiting(desk: Desk) -> Launch:
+def waiting(desk: Desk, python: str = "python3") -> Launch:
     """A job whose workers all run."""
     secret = {"TOKEN": "hush"}
-    launch = desk.start("launch", str(desk.file(WAIT, secrets=[*secret])), **secret)
+    file = desk.file(WAIT, secrets=[*secret])
+    file.write_text(file.read_text().replace("cluster:\n", f"cluster:\n  python: {python}\n"))
+    launch = desk.start("launch", str(file), **secret)
     launch.until("the worker waits", count=4)
     return launch
 
@@ -63,10 +65,13 @@ def test_a_pod_that_is_gone_and_one_that_dies(desk: Desk) -> None:
 
 
 def test_why_no_command_runs(desk: Desk) -> None:
-    launch = waiting(desk)
+    launch = waiting(desk, python="/nowhere/python3")
     done = desk.start("exec", str(desk.folder / "cluster.yaml"), "--", "true").wait()
     assert done.code == 2
     assert "name a run instead" in done.stderr
+    done = desk.start("exec", "test", "--", "true").wait()
+    assert done.code == 3
+    assert "error: node[0-1]: running a command: there is no /nowhere/python3" in done.stderr
     desk.kubernetes.deny("get", "pods/exec")
     done = desk.start("exec", "test", "--", "true").wait()
     assert done.code == 3

@@ -1,4 +1,4 @@
-"""A real Kerberos server (MIT's krb5kdc), for this user, one other, and an sshd on loopback."""
+"""A real Kerberos server (MIT's krb5kdc), for this user, one other, and the host gpu01."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def running_kdc(folder: Path, address: str = "127.0.0.1") -> Iterator[Kdc]:
     default_realm = {REALM}
     dns_lookup_realm = false
     dns_canonicalize_hostname = false
+    qualify_shortname = ""
     forwardable = true
 [realms]
     {REALM} = {{
@@ -87,8 +88,8 @@ def running_kdc(folder: Path, address: str = "127.0.0.1") -> Iterator[Kdc]:
     queries = (
         f"addprinc -pw {PASSWORD} {kdc.user}",
         f"addprinc -pw {PASSWORD} other",
-        f"addprinc -randkey host/{address}",
-        f"ktadd -k {folder}/keytab host/{address}",
+        "addprinc -randkey host/gpu01",
+        f"ktadd -k {folder}/keytab host/gpu01",
     )
     kdc._run("kadmin.local", text="\n".join(queries))
     # It leaves the foreground once it listens.

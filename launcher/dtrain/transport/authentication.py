@@ -106,7 +106,7 @@ class _Login:
         """Why the user's Kerberos ticket did not lead to a login. None if it was not tried, empty
         if it must not be."""
         self.ticket_hint = ""
-        """How the user gets a ticket."""
+        """What the user can do about it, if that is clear."""
         self.unanswered = ""
         """Why the server's questions did not lead to a login."""
         self.hung_up = ""
@@ -134,8 +134,10 @@ class _Login:
             return False
         login = TicketLogin(self._transport, context, first)
         accepted = self._request(TICKET, login, partial(login.request, endpoint.user))
-        refusal = "" if TICKET in self.passed else "the server refused the ticket"
-        self.ticket_problem = login.problem or refusal
+        self.ticket_problem = login.problem
+        if not (accepted or login.problem or TICKET in self.passed):
+            self.ticket_problem = "the server refused the ticket"
+            self.ticket_hint = "check with `klist` whose ticket it is, and the log of its sshd"
         return accepted
 
     def with_key(self, candidate: OfferedKey) -> bool:
@@ -398,19 +400,18 @@ def _refused(
             entry.startswith(f"{path}: ") for path in endpoint.identities for entry in left_out
         ):
             hint = "correct `identity` under `ssh` in the cluster file, or the file that it names"
-    if attempt.ticket_hint:
-        keys = KEY in endpoint.methods and attempt.may_use(KEY)
-        hint = f"{attempt.ticket_hint}, or {hint}" if keys else attempt.ticket_hint
-    elif attempt.methods == [TICKET] and TICKET not in endpoint.methods:
-        hint = (
-            "set `GSSAPIAuthentication yes` in ssh's configuration, and get a ticket with `kinit`"
-        )
+    if attempt.ticket_problem and not (KEY in endpoint.methods and attempt.may_use(KEY)):
+        hint = attempt.ticket_hint or f"check whether `{endpoint.command}` works"
+    elif attempt.ticket_hint:
+        hint = f"{attempt.ticket_hint}, or {hint}"
     error = endpoint.error(AuthError, reason, hint=hint)
     error.asked = attempt.asked
     return error
 
 
 def _methods_hint(attempt: _Login) -> str:
+    if attempt.may_use(TICKET) and not attempt.may_use(QUESTIONS):
+        return "set `GSSAPIAuthentication yes` in ssh's configuration, and run `kinit`"
     if not attempt.may_use(QUESTIONS):
         return "dtrain sends no passwords: configure sshd to accept only a key from this user"
     if attempt.asked:

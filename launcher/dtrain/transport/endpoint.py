@@ -113,7 +113,7 @@ class Endpoint:
     methods: frozenset[str]
     """The allowed ways to log in, see `dtrain.transport.login_methods`."""
     ticket_host: str
-    """The host's name in Kerberos."""
+    """The host's name in Kerberos: as in ssh, not the address in the cluster file."""
     delegates_ticket: bool
     """Whether the host gets a Kerberos ticket of the user."""
     control_path: Path | None
@@ -297,7 +297,7 @@ class Resolver:
             algorithms=_algorithms(options),
             batch_mode=options.flag("batchmode"),
             methods=allowed_methods(options),
-            ticket_host=options.get("gssapiserveridentity") or target,
+            ticket_host=options.get("gssapiserveridentity") or hostname,
             delegates_ticket=options.flag("gssapidelegatecredentials"),
             control_path=_control_path(options),
             custom_known_hosts=ssh.known_hosts is not None,

@@ -20,17 +20,19 @@ _HOST_SERVICE = bytes.fromhex("2a864886f71201020104")
 
 _DELEGATE, _MUTUAL, _INTEGRITY = 1, 2, 32
 _COMPLETE, _ERRORS = 0, 0xFFFF0000
-_VAGUE = (7 << 16, 13 << 16)
+_NO_TICKET, _FAILURE = 7 << 16, 13 << 16
 """GSS_S_NO_CRED and GSS_S_FAILURE, for which Kerberos has a reason of its own."""
+_EXPIRED = -1765328352 & 0xFFFFFFFF
+"""KRB5KRB_AP_ERR_TKT_EXPIRED, one of these reasons."""
 _MAJOR_CODE, _MECHANISM_CODE = 1, 2
 MAX_REASON = 300
 
 
 class KerberosError(Exception):
     """There is no ticket for the host, for the reason that the library gives. ``hint``: what the
-    user can do."""
+    user can do, if that is clear."""
 
-    def __init__(self, reason: str, hint: str = "get a ticket with `kinit`") -> None:
+    def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
         self.hint = hint
 
@@ -109,8 +111,11 @@ class Context:
         called.restype = c_uint32
         status = int(called(byref(minor), *arguments))
         if status & _ERRORS:
-            code = (minor.value, _MECHANISM_CODE) if status in _VAGUE else (status, _MAJOR_CODE)
-            raise KerberosError(clean(self._text(*code))[:MAX_REASON])
+            explained = status in (_NO_TICKET, _FAILURE)
+            code = (minor.value, _MECHANISM_CODE) if explained else (status, _MAJOR_CODE)
+            outdated = status == _NO_TICKET or code == (_EXPIRED, _MECHANISM_CODE)
+            hint = "get a ticket with `kinit`" if outdated else ""
+            raise KerberosError(clean(self._text(*code))[:MAX_REASON], hint)
         return status
 
     def _text(self, code: int, kind: int) -> str:

@@ -319,6 +319,19 @@ def test_a_request_whose_connection_ends_is_sent_once(
     assert sent == 1
 
 
+@pytest.mark.filterwarnings("ignore:SOCKS")
+def test_a_socks_proxy_without_the_package_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "socks", None)
+    monkeypatch.delitem(sys.modules, "urllib3.contrib.socks", raising=False)
+    (tmp_path / "config").write_text(kubeconfig("prod"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
+    with pytest.raises(UsageError, match="PySocks"):
+        Client(Kubernetes(image="i"))
+
+
 def test_a_busy_server_is_asked_again_when_it_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

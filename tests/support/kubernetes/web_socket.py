@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.message import Message
 from typing import IO
 
@@ -45,7 +45,7 @@ def carry(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
         while data := os.read(pipe.fileno(), 1 << 15):
             send(bytes([channel]) + data)
 
-    reader = threading.Thread(target=_feed, args=(connection, process.stdin), daemon=True)
+    reader = threading.Thread(target=_feed, args=(connection, process.stdin, send), daemon=True)
     pumps = [
         threading.Thread(target=pump, args=(process.stdout, STDOUT)),
         threading.Thread(target=pump, args=(process.stderr, STDERR)),
@@ -58,7 +58,7 @@ def carry(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     send((1000).to_bytes(2, "big"), ABNF.OPCODE_CLOSE)
 
 
-def _feed(connection: socket.socket, stdin: IO[bytes]) -> None:
+def _feed(connection: socket.socket, stdin: IO[bytes], send: Callable[[bytes, int], None]) -> None:
     def receive(size: int) -> bytes:
         if not (data := connection.recv(size)):
             raise EOFError
@@ -67,6 +67,9 @@ def _feed(connection: socket.socket, stdin: IO[bytes]) -> None:
     frames = frame_buffer(receive, True)
     with contextlib.suppress(OSError, ValueError, EOFError), stdin:
         while (frame := frames.recv_frame()).opcode != ABNF.OPCODE_CLOSE:
+            if frame.opcode == ABNF.OPCODE_PING:
+                send(frame.data, ABNF.OPCODE_PONG)
+                continue
             channel, data = frame.data[0], frame.data[1:]
             if channel == CLOSE and data == bytes([STDIN]):
                 return

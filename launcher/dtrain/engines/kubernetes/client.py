@@ -125,7 +125,7 @@ class Client:
         import websocket
 
         path = f"{PODS}/{pod}/exec".format(namespace=self.namespace)
-        attempted = f"GET {path}"
+        attempted = "starting a program in its pod"  # the same for all pods
         streams = [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
         query = [("container", container), *streams, *(("command", word) for word in argv)]
         used = self._credentials
@@ -139,11 +139,14 @@ class Client:
                 return used.web_socket(url, EXEC_PROTOCOLS)
             except websocket.WebSocketBadStatusException as refusal:
                 if refusal.status_code != 401 or not again:
-                    body = refusal.resp_body or b""
+                    # Old versions of the package do not have it.
+                    body = getattr(refusal, "resp_body", None) or b""
                     raise self._refusal(refusal.status_code, attempted, body) from None
                 self._log_in_again(used)
             except (websocket.WebSocketException, OSError) as error:
-                raise ConnectError(self.host, attempted, _words(error)) from None
+                reason = excerpt(" ".join(str(error).split()))
+                hint = "check that `kubectl exec POD -- true` works"
+                raise ConnectError(self.host, attempted, reason, hint=hint) from None
         raise AssertionError
 
     def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:

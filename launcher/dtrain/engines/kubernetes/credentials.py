@@ -120,7 +120,13 @@ def log_in(context: str | None) -> Credentials:
         # urllib3 warns on stderr about each request; the kubeconfig asks for it.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     server = str(configuration.host).rstrip("/")
-    pool = rest.RESTClientObject(configuration).pool_manager
+    try:
+        pool = rest.RESTClientObject(configuration).pool_manager
+    except ImportError:
+        raise UsageError(
+            "the kubeconfig has a SOCKS proxy, which needs the Python package PySocks",
+            hint=f"install PySocks for the Python that runs dtrain: {sys.executable}",
+        ) from None
     return Credentials(server, context, namespace, problem, pool, configuration)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -25,8 +27,14 @@ from dtrain.transport.tail import Tail
 ATTEMPTED = "running a command"
 _STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
 """Channels of the protocol v5.channel.k8s.io: the first byte of a message."""
+_TEXT, _BINARY, _END, _PING = 1, 2, 8, 9
+"""Kinds of messages on a WebSocket (RFC 6455, section 5.2)."""
 _PIECE = 1 << 15
 """Bytes of one message to a program."""
+PING_SECONDS = 5.0
+"""Seconds without a byte until a ping is sent, as `kubectl` does: proxies end idle connections."""
+PINGS = 12
+"""The pings after which a connection without an answer is given up."""
 
 
 class PodTransport:
@@ -98,28 +106,33 @@ class PodProcess:
     def __init__(self, host: str, web_socket: Any) -> None:
         self._host = host
         self._web_socket = web_socket
-        # TLS connections of Python are not for two threads at once.
+        # TLS connections of Python are not for two threads at once. No thread waits for data while
+        # it holds the lock: the rest of a message may never arrive.
         self._lock = threading.Lock()
         self._tail = Tail()
-        self._over = self._closed = False
+        self._over = self._closed = self._unwritable = False
         self._status: int | None = None
 
     def write(self, data: bytes) -> None:
         for start in range(0, len(data), _PIECE):
-            self._send(_STDIN, data[start : start + _PIECE])
+            self._send(bytes([_STDIN]) + data[start : start + _PIECE])
 
     def close_stdin(self) -> None:
-        self._send(_CLOSE, bytes([_STDIN]))
+        self._send(bytes([_CLOSE, _STDIN]))
 
-    def _send(self, channel: int, data: bytes) -> None:
+    def _send(self, message: bytes, kind: int = _BINARY) -> None:
         import websocket
 
-        try:
-            with self._lock:
-                self._web_socket.send_binary(bytes([channel]) + data)
-        except (websocket.WebSocketException, OSError) as error:
-            if not self._over:
-                raise self._broken(error) from None
+        with self._lock:
+            if self._unwritable:
+                return
+            try:
+                self._web_socket.settimeout(None)
+                self._web_socket.send(message, kind)
+            except (websocket.WebSocketException, OSError):
+                # The program has ended, or the connection is lost: `read` finds out. After a second
+                # attempt, TLS would not give it what arrived before.
+                self._unwritable = True
 
     def read(self, size: int = 1 << 18) -> bytes:
         """``size`` is not a limit: a message is at most as long as the API server sends it."""
@@ -133,15 +146,18 @@ class PodProcess:
             self._wait(deadline)
             try:
                 with self._lock:
+                    self._web_socket.settimeout(0)
                     kind, message = self._web_socket.recv_data(control_frame=True)
+            except (ssl.SSLWantReadError, BlockingIOError):
+                continue  # the rest of a message is missing
             except (websocket.WebSocketException, OSError, ValueError) as error:
                 self._over = True
-                if not self._closed:
+                if self._status is None and not self._closed:
                     raise self._broken(error) from None
                 break
-            if kind == websocket.ABNF.OPCODE_CLOSE:
+            if kind == _END:
                 self._over = True
-            elif kind in (websocket.ABNF.OPCODE_BINARY, websocket.ABNF.OPCODE_TEXT) and message:
+            elif kind in (_BINARY, _TEXT) and message:
                 channel, data = message[0], bytes(message[1:])
                 if channel == _STDOUT and data:
                     return data
@@ -158,9 +174,15 @@ class PodProcess:
             return
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-        if not poll.poll(left):
-            raise TimeoutError("the program still runs")
+        for _ in range(PINGS):
+            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+            if poll.poll(min(left, PING_SECONDS) * 1000):
+                return
+            if left <= PING_SECONDS:
+                raise TimeoutError("the program still runs")
+            self._send(b"", _PING)
+        self._over = True
+        raise ConnectError(self._host, ATTEMPTED, "nothing answers: the network may be cut")
 
     def _take_status(self, data: bytes) -> None:
         with answer_of(self._host, ATTEMPTED):
@@ -193,7 +215,7 @@ class PodProcess:
         if self._status is None:
             raise self._broken(None)
         # Runtimes report 128 and the number of a signal, as shells do.
-        return 128 - self._status if self._status > 128 else self._status
+        return 128 - self._status if 128 < self._status <= 192 else self._status
 
     def close(self) -> None:
         self._closed = True
