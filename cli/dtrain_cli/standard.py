@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import select
+import stat
 from typing import TextIO
 
 from dtrain.diagnostics import DtrainError, ExitCode
@@ -38,8 +39,9 @@ def unwritable(error: OSError) -> OutputError | OutputClosedError:
 
 
 def reader_gone(error: OSError) -> bool:
-    """Whether the reader of a pipe or the terminal is gone, in contrast to a full disk."""
-    return error.errno in (errno.EPIPE, errno.EIO, errno.ENXIO)
+    """Whether the reader of a pipe or the terminal is gone, in contrast to a full disk.
+    ``error`` is from `give_up`."""
+    return isinstance(error, BrokenPipeError)
 
 
 def typed(stream: TextIO | None) -> TextIO | None:
@@ -56,11 +58,15 @@ def typed(stream: TextIO | None) -> TextIO | None:
     )
 
 
-def discard(fd: int) -> None:
-    """Drop all that is written to ``fd`` from now on."""
+def give_up(fd: int, error: OSError) -> OSError:
+    """Drop all that is written to ``fd`` from now on. Returns ``error``, or BrokenPipeError if it
+    means that a terminal was closed. (On a file, EIO means that its disk or server fails.)"""
+    if error.errno in (errno.EIO, errno.ENXIO) and stat.S_ISCHR(os.fstat(fd).st_mode):
+        error = BrokenPipeError(errno.EPIPE, error.strerror)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(null, fd)
     os.close(null)
+    return error
 
 
 class _Raw(io.FileIO):
@@ -71,7 +77,8 @@ class _Raw(io.FileIO):
                 select.select([], [self.fileno()], [])
             return written
         except OSError as error:
-            discard(self.fileno())  # with the buffer, or Python's exit would fail on it too
+            # With the buffer, or Python's exit would fail on it too.
+            error = give_up(self.fileno(), error)
             if self.fileno() == 2:
                 return memoryview(data).nbytes  # type: ignore[arg-type]
             raise unwritable(error) from None

@@ -111,7 +111,8 @@ def launch(
     - ``on_line``, ``on_state``, ``on_notice`` and ``on_progress`` are called in order, one at a
       time, in a thread of the launch; a slow one delays the return, never the job. If one raises,
       the job is stopped, and `launch` raises that exception.
-    - ``on_running`` gets the run's name once all workers have started, or a queue has the job.
+    - ``on_running`` gets the run's name once all workers have started, or a queue has the job,
+      possibly in another thread.
     - ``control``: its ``stop()``, called in another thread or in a callback, ends the job.
     - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job cleanly. Only in the main
       thread. Without it, `launch` installs no signal handlers. If one of the program's handlers

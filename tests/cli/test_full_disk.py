@@ -81,6 +81,23 @@ def test_output_whose_reader_is_gone(
     assert "rror" not in stderr
 
 
+@pytest.mark.parametrize("verb", ["--help", "logs run-1"])
+def test_output_on_a_disk_that_fails(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EIO, which also means that a terminal was closed."""
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
+    make_run()
+    # A regular file that refuses each write at its start: no process has memory there.
+    with Path(f"/proc/{os.getpid()}/mem").open("wb", buffering=0) as failing:
+        process = warm.dtrain(
+            *verb.split(), environment=os.environ, stdout=failing, stderr=subprocess.PIPE
+        )
+        _, stderr = process.communicate(HANG)
+    assert process.returncode == 3, stderr
+    assert "error: cannot write to standard output: Input/output error\n" in stderr
+
+
 def test_a_new_process_whose_output_cannot_be_written() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

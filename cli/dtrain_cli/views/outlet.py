@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import TextIO
 
-from dtrain_cli.standard import discard
+from dtrain_cli.standard import give_up
 
 
 class Outlet:
@@ -43,8 +43,7 @@ class Outlet:
                 # The parent process made this terminal or pipe non-blocking.
                 select.select([], [self.fd], [])
             except OSError as error:
-                discard(self.fd)
-                self._on_broken(error)
+                self._on_broken(give_up(self.fd, error))
                 return
 
     @property

@@ -19,33 +19,40 @@ def uninterrupted(work: Callable[[], _Result], interrupt: Callable[[str], None])
     """Run ``work``. What a signal handler raises, such as KeyboardInterrupt, is raised only when
     ``work`` has ended. Each time, ``interrupt`` is called with the reason, to end it early.
 
-    Python runs signal handlers in the main thread, so ``work`` has a thread of its own.
+    Python runs signal handlers in the main thread, so there ``work`` has a thread of its own.
     """
-    ended: queue.SimpleQueue[tuple[_Result | None, BaseException | None]] = queue.SimpleQueue()
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    outcome: list[tuple[_Result | None, BaseException | None]] = []
+    # Only wakes the main thread: a handler that raises as `get` returns drops what it returns.
+    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def act() -> None:
         try:
-            ended.put((work(), None))
+            outcome.append((work(), None))
         except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
-            ended.put((None, failure))
-
-    def end() -> tuple[_Result | None, BaseException | None]:
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return next_item(ended, POLL)
+            outcome.append((None, failure))
+        ended.put(None)
 
     raised: BaseException | None = None
+    why = ""
     # Not a daemon: where it cannot be waited for, the end of the process waits for it.
     threading.Thread(target=act, name="dtrain-run").start()
     while True:
         try:
-            result, failure = end()
+            if why:
+                interrupt(why)
+                why = ""
+            while not outcome:
+                with contextlib.suppress(queue.Empty):
+                    next_item(ended, POLL)
             break
         except BaseException as error:  # noqa: BLE001 - raised below
             raised = raised or error
-            interrupt("Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+            why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    ((result, failure),) = outcome
     if raised is not None:
-        raise raised
+        raise raised from failure
     if failure is not None:
         raise failure
     return result  # type: ignore[return-value]
