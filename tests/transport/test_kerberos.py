@@ -188,3 +188,13 @@ def test_a_server_that_breaks_the_protocol_is_refused(
         ssh = Ssh(user="me", port=server.port, known_hosts=str(known_hosts))
         with pytest.raises(AuthError, match=problem):
             transport.connect(Host("gpu01", "127.0.0.1", ssh=ssh))
+
+
+def test_a_server_that_hangs_up_after_a_refused_ticket_is_not_asked_again(
+    transport: SshTransport, tmp_path: Path, kdc: Kdc
+) -> None:
+    kdc.kinit("other")
+    with running_sshd(tmp_path, settings={**SETTINGS, "MaxAuthTries": "1"}) as sshd:
+        with pytest.raises(AuthError, match="it closed the connection after a refused ticket"):
+            transport.connect(host_on(sshd))
+        assert sshd.log().count("Connection from") == 1

@@ -133,11 +133,11 @@ class _Login:
             self.ticket_problem, self.ticket_hint = str(problem), problem.hint
             return False
         login = TicketLogin(self._transport, context, first)
+        self.ticket_problem = "the server refused the ticket"
+        self.ticket_hint = "check with `klist` whose ticket it is, and the log of its sshd"
         accepted = self._request(TICKET, login, partial(login.request, endpoint.user))
-        self.ticket_problem = login.problem
-        if not (accepted or login.problem or TICKET in self.passed):
-            self.ticket_problem = "the server refused the ticket"
-            self.ticket_hint = "check with `klist` whose ticket it is, and the log of its sshd"
+        if accepted or login.problem or TICKET in self.passed:
+            self.ticket_problem, self.ticket_hint = login.problem, ""
         return accepted
 
     def with_key(self, candidate: OfferedKey) -> bool:
@@ -285,7 +285,8 @@ class _Login:
         said = self._said()
         reason = "; ".join(filter(None, (said, ended)))
         # After an answer, another connection would only prompt the user again.
-        if self.asked or (self.tried and "authentication failures" in ended.lower()):
+        refused = self.tried or self.ticket_problem
+        if self.asked or (refused and "authentication failures" in ended.lower()):
             self.hung_up = reason
             return
         # sshd's LoginGraceTime may have expired while the user typed an answer.
@@ -356,8 +357,8 @@ def _refused(
         reason = f"it accepted {attempt.acceptable}, but closed the connection ({attempt.hung_up})"
         hint = "check the account there, such as with `chage -l`, and the log of its sshd"
     elif attempt.hung_up:
-        reason = f"it closed the connection after {len(attempt.tried)} refused keys: "
-        reason += "; ".join(attempt.tried)
+        keys = f"{len(attempt.tried)} refused keys: {'; '.join(attempt.tried)}"
+        reason = f"it closed the connection after {keys if attempt.tried else 'a refused ticket'}"
         hint = "set `identity` under `ssh` in the cluster file to the right key"
     elif attempt.passed:
         named = {KEY: "a key", TICKET: "a Kerberos ticket"}
