@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,25 @@ def test_a_report_during_the_end_is_journaled_once(folder: RunFolder) -> None:
     spent = [dict(one.seconds) for one in journaled if isinstance(one, events.PhasesSpent)]
     done = [one.report.step for one in journaled if isinstance(one, events.Progressed)]
     assert (done, spent) == ([1, 2], [{"data": 1.0}, {"save": 2.0}])
+
+
+def test_no_report_of_another_process_follows_one_of_the_representative(folder: RunFolder) -> None:
+    """The threads of two hosts add them at the same moment."""
+
+    class Slow(Recorder):
+        def record(self, event: JournalEvent) -> None:
+            if isinstance(event, events.Progressed) and event.report.process == "rank-2":
+                first.start()
+                first.join(0.2)  # without a lock, it ends
+            super().record(event)
+
+    reports = reports_to(Slow(folder, Observer()))
+    first = threading.Thread(target=reports.add, args=("gpu01", "rank-0.progress", made(9)))
+    reports.add("gpu02", "rank-2.progress", made(1))
+    first.join()
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    named = [one.report.process for one in journaled if isinstance(one, events.Progressed)]
+    assert named == ["rank-2", "rank-0"]
 
 
 def test_the_last_step_is_journaled_if_its_phases_were_reported_before(folder: RunFolder) -> None:

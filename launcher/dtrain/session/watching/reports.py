@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -21,10 +22,8 @@ JOURNAL_SECONDS = 10.0
 
 
 class ProgressReports:
-    """Shows the progress of workers, journals that of the whole job, and watches their steps.
-
-    Any thread may call it. The threads of two hosts may at worst journal a report too many.
-    """
+    """Shows the progress of workers, journals that of the whole job, and watches their steps. Any
+    thread may call it."""
 
     def __init__(self, plan: LaunchPlan, recorder: Recorder) -> None:
         self.steps = StepWatch(plan.world_size)
@@ -40,6 +39,9 @@ class ProgressReports:
         self._speaker = speaker(plan)
         """Its phases are those of the job: they add up only for one process."""
         self._recorder = recorder
+        # Which report represents the job, and the order of the journal. Reentrant, because what is
+        # journaled may call back.
+        self._lock = threading.RLock()
         self._phases: Mapping[str, float] = {}
         self._begun = False
         """Whether a step is in the journal."""
@@ -93,12 +95,13 @@ class ProgressReports:
         last = self._printed if report.printed else self._reported
         last[report.process] = report.step
         self._recorder.observer.on_event(events.ProgressReported(host, report))
-        if self._representative.reports(report):
-            # `dtrain report` counts the time until the first step as the start.
-            first = report.step > 0 and not self._begun
-            self._begun |= first
-            at_once = first or report.step == report.total
-            self._journal(events.Progressed(report), at_once=at_once)
+        with self._lock:
+            if self._representative.reports(report):
+                # `dtrain report` counts the time until the first step as the start.
+                first = report.step > 0 and not self._begun
+                self._begun |= first
+                at_once = first or report.step == report.total
+                self._journal(events.Progressed(report), at_once=at_once)
 
     def _journal_phases(self, report: StepReport) -> None:
         """Journal how long the job was in its phases, and its last step: at once after a
@@ -113,26 +116,29 @@ class ProgressReports:
         self._journal(spent, at_once=rare)
 
     def _journal(self, event: events.JournalEvent, *, at_once: bool) -> None:
-        self._unwritten[event.kind] = event
-        if at_once:
-            self._due.pop(event.kind, None)
-        self.write_due()
+        with self._lock:
+            self._unwritten[event.kind] = event
+            if at_once:
+                self._due.pop(event.kind, None)
+            self.write_due()
 
     def write_due(self) -> None:
         """Journal what had to wait. Called all the time: a job that hangs reports nothing more."""
         now = time.monotonic()
-        for kind in [*self._unwritten]:
-            if now >= self._due.get(kind, 0.0):
-                self._due[kind] = now + JOURNAL_SECONDS
-                self._write(kind)
+        with self._lock:
+            for kind in [*self._unwritten]:
+                if now >= self._due.get(kind, 0.0):
+                    self._due[kind] = now + JOURNAL_SECONDS
+                    self._write(kind)
 
     def close(self) -> None:
         """Journal the last step and the last phases: no more reports follow."""
-        for kind in [*self._unwritten]:
-            self._write(kind)
+        with self._lock:
+            for kind in [*self._unwritten]:
+                self._write(kind)
 
     def _write(self, kind: str) -> None:
-        # `close` and a last report may write the same event at the same moment.
+        # A report that arrives while another event is written may have written this one.
         event = self._unwritten.pop(kind, None)
         if event is not None:
             self._recorder.record(event)
