@@ -22,7 +22,7 @@ import yaml
 
 from dtrain.diagnostics import AuthError, ConnectError, UsageError
 from dtrain.engines.kubernetes import credentials, files
-from dtrain.engines.kubernetes.client import AbsentError, Client, NotFoundError
+from dtrain.engines.kubernetes.client import AbsentError, Client, ForbiddenError, NotFoundError
 from dtrain.spec.model import Kubernetes
 from dtrain.sync import scan
 from support.kubernetes.access import Access
@@ -119,6 +119,36 @@ def test_a_new_token_is_read_from_the_context_of_the_launch(
         client.request("GET", "/version")
     assert set(asked) == {("http://prod.test", "of-prod")}
     assert client.host == "prod.test"
+
+
+def test_a_program_is_started_with_a_new_login_after_a_token_has_expired(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, tokens = tmp_path / "config", []
+    monkeypatch.setenv("KUBECONFIG", str(file))
+
+    def write(token: str) -> None:
+        config = yaml.safe_load(kubeconfig("prod"))
+        config["users"][0]["user"] = {"token": token}
+        for one in config["clusters"]:
+            one["cluster"]["server"] = f"http://127.0.0.1:{server.server_address[1]}"
+        file.write_text(yaml.safe_dump(config))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers["Authorization"])
+            write("new")
+            self.send_error(401 if len(tokens) == 1 else 403)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        write("old")
+        with pytest.raises(ForbiddenError):
+            Client(Kubernetes(image="i")).start("pod", "node", ["true"])
+        server.shutdown()
+    assert tokens == ["Bearer old", "Bearer new"]
 
 
 def test_the_code_is_an_archive(tmp_path: Path) -> None:

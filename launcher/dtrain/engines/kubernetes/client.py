@@ -122,32 +122,32 @@ class Client:
     def start(self, pod: str, container: str, argv: Sequence[str]) -> Any:
         """Start a program in a pod. The WebSocket that carries its input and output. Raises as
         `request`."""
-        import websocket
-
-        path = f"{PODS}/{pod}/exec".format(namespace=self.namespace)
-        attempted = "starting a program in its pod"  # the same for all pods
         streams = [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
         query = [("container", container), *streams, *(("command", word) for word in argv)]
+        path = f"{PODS}/{pod}/exec".format(namespace=self.namespace)
+        place = f"{path}?{urllib.parse.urlencode(query)}"
         used = self._credentials
-        if used.problem:
+        try:
+            return self._web_socket(used, place)
+        except AuthError:
+            # A short-lived token may have expired.
             self._log_in_again(used)
-        for again in (True, False):
-            used = self._credentials
-            server = re.sub("^http", "ws", used.server)
-            url = f"{server}{path}?{urllib.parse.urlencode(query)}"
-            try:
-                return used.web_socket(url, EXEC_PROTOCOLS)
-            except websocket.WebSocketBadStatusException as refusal:
-                if refusal.status_code != 401 or not again:
-                    # Old versions of the package do not have it.
-                    body = getattr(refusal, "resp_body", None) or b""
-                    raise self._refusal(refusal.status_code, attempted, body) from None
-                self._log_in_again(used)
-            except (websocket.WebSocketException, OSError) as error:
-                reason = excerpt(" ".join(str(error).split()))
-                hint = "check that `kubectl exec POD -- true` works"
-                raise ConnectError(self.host, attempted, reason, hint=hint) from None
-        raise AssertionError
+            return self._web_socket(self._credentials, place)
+
+    def _web_socket(self, used: Credentials, place: str) -> Any:
+        import websocket
+
+        attempted = "starting a program in its pod"  # the same for all pods
+        try:
+            return used.web_socket(re.sub("^http", "ws", used.server) + place, EXEC_PROTOCOLS)
+        except websocket.WebSocketBadStatusException as refusal:
+            # Old versions of the package do not have it.
+            body = getattr(refusal, "resp_body", None) or b""
+            raise self._refusal(refusal.status_code, attempted, body) from None
+        except (websocket.WebSocketException, OSError) as error:
+            reason = excerpt(" ".join(str(error).split()))
+            hint = "check that `kubectl exec POD -- true` works"
+            raise ConnectError(self.host, attempted, reason, hint=hint) from None
 
     def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:
         import urllib3
