@@ -401,7 +401,10 @@ def _refused(
             entry.startswith(f"{path}: ") for path in endpoint.identities for entry in left_out
         ):
             hint = "correct `identity` under `ssh` in the cluster file, or the file that it names"
-    if attempt.ticket_problem and not (KEY in endpoint.methods and attempt.may_use(KEY)):
+    keys_may_help = KEY in endpoint.methods and attempt.may_use(KEY)
+    if attempt.hung_up and not attempt.tried:
+        keys_may_help = False  # the ticket comes first
+    if attempt.ticket_problem and not keys_may_help:
         hint = attempt.ticket_hint or f"check whether `{endpoint.command}` works"
     elif attempt.ticket_hint:
         hint = f"{attempt.ticket_hint}, or {hint}"

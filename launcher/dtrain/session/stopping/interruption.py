@@ -40,7 +40,7 @@ def uninterrupted(work: Callable[[], _Result], interrupt: Callable[[str], None])
     threading.Thread(target=act, name="dtrain-run").start()
     while True:
         try:
-            if why:
+            if why and not outcome:
                 interrupt(why)
                 why = ""
             while not outcome:
