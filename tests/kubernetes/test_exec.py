@@ -49,7 +49,7 @@ def test_what_ends_the_commands(desk: Desk) -> None:
         command.until("ready", count=2)
         command.send(end)
         assert end == signal.SIGKILL or command.wait().code == 130
-        gone = "for n in $(seq 50); do pgrep -a -f 'sleep [6]0' || exit 0; sleep 0.1; done; exit 7"
+        gone = "for n in $(seq 600); do pgrep -a -f 'sleep [6]0' || exit 0; sleep 0.1; done; exit 7"
         done = desk.start("exec", "test", "--", gone).wait()
         assert done.code == 0, str(done)
 
