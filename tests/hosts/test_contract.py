@@ -8,7 +8,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher
-from support.contract import AgentContract, Engine
+from support.contract import Contract, Engine
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
@@ -19,7 +19,7 @@ def two_hosts() -> Iterator[Cluster]:
         yield cluster
 
 
-class TestSsh(AgentContract):
+class TestSsh(Contract):
     @pytest.fixture
     def engine(self, two_hosts: Cluster, launcher: Launcher) -> Engine:
         return Engine(launcher, two_hosts.section(slots=2), ("node1", "node2"))

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from support.cluster import Launcher
-from support.contract import AgentContract, Engine
+from support.contract import Contract, Engine
 from support.slurm import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns, pytest.mark.sshd]
 
 
-class TestSlurm(AgentContract):
+class TestSlurm(Contract):
     @pytest.fixture
     def engine(self, slurm: Slurm, launcher: Launcher) -> Engine:
         section = {"slurm": {}, "nodes": 2, "gpus": 2, "python": sys.executable}

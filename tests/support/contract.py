@@ -29,6 +29,21 @@ from support.limits import until
 from support.runs import averages
 
 WAIT = 'import time\nprint("up", flush=True)\ntime.sleep(500)\n'
+HANG = """\
+import os, threading, time
+
+while not os.path.exists(__file__.replace("program.py", "go")):
+    print("up", flush=True)
+    time.sleep(0.5)
+
+def all_reduce():
+    threading.Event().wait()
+
+def load_batch():
+    threading.Event().wait()
+
+load_batch() if os.environ["RANK"] == "2" else all_reduce()
+"""
 
 
 class Engine:
@@ -290,27 +305,6 @@ while not os.path.exists(__file__.replace("program.py", "go")):
         done = engine.command("attach", engine.run()).wait()
         assert done.code == 0, str(done)
         assert (UNMATCHED.split("\n")[0] in done.stderr) is line.startswith("iter"), str(done)
-
-
-HANG = """\
-import os, threading, time
-
-while not os.path.exists(__file__.replace("program.py", "go")):
-    print("up", flush=True)
-    time.sleep(0.5)
-
-def all_reduce():
-    threading.Event().wait()
-
-def load_batch():
-    threading.Event().wait()
-
-load_batch() if os.environ["RANK"] == "2" else all_reduce()
-"""
-
-
-class AgentContract(Contract):
-    """For engines on which something of dtrain runs beside the workers."""
 
     def test_a_hang_is_located_and_the_hosts_are_sampled(self, engine: Engine) -> None:
         # Without `then: restart`, the end of a hang is final.

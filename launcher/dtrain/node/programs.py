@@ -26,6 +26,7 @@ PROGRAMS = {
     "command": ("dtrain.node.command",),
     # It starts watchers with modules that were sent along.
     "slurm": ("dtrain.node.slurm.main", "dtrain.node.slurm.watcher"),
+    "pod": ("dtrain.node.pods.watcher",),
     "step": ("dtrain.node.slurm.step",),
     "sync": ("dtrain.node.sync.main",),
     "interpreter": ("dtrain.node.interpreter",),

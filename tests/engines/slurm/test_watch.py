@@ -171,7 +171,7 @@ def test_a_job_without_watchers_is_not_asked_for_stacks(folder: RunFolder) -> No
     job = followed(folder, Notices())
     job.update(SlurmState("RUNNING", hosts=("n1",)))
     login: Any = None
-    (machine,) = job.watch._machines.values()
+    (machine,) = job.watch.machines.values()
     follower = SlurmFollower(job, login, Control())
     follower._handle(read_message({"type": "unwatched", "text": "srun: error"}))
     assert machine.reported_end

@@ -55,6 +55,10 @@ class KubernetesEnding:
     """Source of the request to stop, such as ``Ctrl-C``."""
     finished: bool = False
     """Whether dtrain has deleted the job after its processes were done."""
+    hang: str = ""
+    """The hang for which dtrain ended the attempt."""
+    waits: tuple[str, ...] = ()
+    """Where its workers waited."""
 
     def report(self) -> Report:
         # A job that is gone was cleaned up, if its processes were done.
@@ -63,6 +67,8 @@ class KubernetesEnding:
             return Report(ExitCode.OK, all_finished(self.plan))
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
+        if self.hang:
+            return self.failed()
         again = any(ending.pod.again for ending in self.pods)
         if self.state is None and not again and self._ended_by_deletion:
             return self._was_deleted(self.name)
@@ -70,6 +76,8 @@ class KubernetesEnding:
 
     def failed(self) -> Report:
         """The report of an attempt that failed."""
+        if self.hang:
+            return Report(ExitCode.JOB_FAILED, self.hang, problems=self.waits)
         if disrupted := [ending.pod for ending in self.pods if ending.pod.disrupted]:
             pod = disrupted[0]
             return Report(

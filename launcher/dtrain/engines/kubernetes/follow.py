@@ -26,6 +26,7 @@ from dtrain.engines.kubernetes.reading import (
     ServerNotice,
     Warned,
 )
+from dtrain.engines.kubernetes.watcher import WatcherEnded, WatcherFailed, WatcherSaid
 from dtrain.failures.cause import Report
 from dtrain.runs.storage import StorageError
 from dtrain.session.stopping.control import Control, Force
@@ -47,6 +48,8 @@ class KubernetesFollower:
         """The force of the last stop request that the server has."""
         self._quiet_since: float | None = None
         """When the attempt was over and its last line had come; None while it runs."""
+        self._attached = False
+        """Whether the pods of this attempt were there before."""
         self._gone_due: float | None = None
         """When the pods should be gone; None unless dtrain has deleted the job."""
 
@@ -67,6 +70,7 @@ class KubernetesFollower:
                     report = replace(report, problems=(*report.problems, problem))
                 return job.finish(report)
             job.created()
+        self._attached = submit is None
         self._readers.start()
         try:
             ended = self._follow()
@@ -85,11 +89,13 @@ class KubernetesFollower:
         while True:
             with contextlib.suppress(queue.Empty):
                 self._handle(self._readers.events.get(timeout=TICK))
-            job.progress.write_due()
+            hangs = job.watch.look()
             if self._control.left:
                 return None
             if self._control.force > self._stopped_with and (report := self._stop()) is not None:
                 return report
+            if hangs:
+                self._end_hang()
             if self._gone_due is None:
                 if why := job.why_endless():
                     self._end_for(why)
@@ -100,9 +106,10 @@ class KubernetesFollower:
                 )
             if not self._attempt_is_read():
                 continue
-            if self._gone_due is not None or not job.restarts:
+            if self._gone_due is not None or not job.restarts or job.ends_with_hang:
                 return self._end()
             self._quiet_since = None
+            self._attached = False
             for pod in job.begin_next_attempt():
                 self._read(pod)
 
@@ -130,10 +137,21 @@ class KubernetesFollower:
                 job.hosts.warned(text, pod)
             case ServerNotice(text):
                 job.recorder.notice(text)
+            case WatcherSaid(uid, message):
+                job.watcher_said(uid, message)
+            case WatcherFailed(uid, error):
+                job.watcher_failed(uid, error)
+            case WatcherEnded(uid):
+                job.watcher_ended(uid)
 
     def _read(self, pod: FollowedPod | None) -> None:
-        if pod is not None:
-            self._readers.read_log(pod.pod, pod.cursor, pod.over)
+        if pod is None:
+            return
+        self._readers.read_log(pod.pod, pod.cursor, pod.over)
+        if not pod.over.is_set():
+            plan, attached = self._job.plan, self._attached
+            watcher = self._readers.watch(plan, pod.pod, pod.over, attached=attached)
+            self._job.watched(pod, watcher)
 
     def _attempt_is_read(self) -> bool:
         """Whether the attempt is over, and its output is stored or no longer awaited."""
@@ -189,6 +207,15 @@ class KubernetesFollower:
             self._delete_job()
         except NodeError as error:
             self._try_again(error)
+
+    def _end_hang(self) -> None:
+        """Kubernetes starts the job again if it may, once its processes have failed."""
+        job = self._job
+        if job.ends_with_hang:
+            self._end_for(job.watch.workers.why)
+            return
+        for machine in job.watch.machines.values():
+            machine.kill_workers()
 
     def _delete_job(self) -> None:
         self._launched.delete_job()

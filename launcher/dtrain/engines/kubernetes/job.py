@@ -9,24 +9,28 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dtrain.diagnostics import NodeError
 from dtrain.engines.followed_run import FollowedRun
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
-from dtrain.engines.kubernetes.lines import Cursor
+from dtrain.engines.kubernetes.lines import Cursor, ProcessEnd
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.engines.kubernetes.output import LogPosition, LogPositions, PodOutput
 from dtrain.engines.kubernetes.reading import PodLines
+from dtrain.engines.kubernetes.watch import PodMachine, PodWatch
+from dtrain.engines.kubernetes.watcher import PodWatcher
 from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.launchplan.pods import object_name
+from dtrain.messages.agent import Event, Notice, ProgressReport, Telemetry
 from dtrain.messages.decode import ProtocolError
+from dtrain.messages.pods import PodMessage, WorkersWrote
 from dtrain.records import dataclass
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
-from dtrain.session.watching.reports import ProgressReports
 
 SAVE_SECONDS = 1.0
 """Seconds between two times that the positions in the logs are stored."""
@@ -46,6 +50,8 @@ class FollowedPod:
     """Set once its container has ended, or the pod is gone."""
     read: bool = False
     """Whether its whole log is stored."""
+    watched: bool = False
+    """Whether its processes are watched: reports may come."""
 
     @property
     def ending(self) -> PodEnding:
@@ -76,7 +82,7 @@ class KubernetesJob(FollowedRun):
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
-        self.progress = ProgressReports(self.plan, self.recorder)
+        self.watch = PodWatch(self.plan, self.folder, self.recorder, PodMachine)
 
     @property
     def name(self) -> str:
@@ -142,6 +148,8 @@ class KubernetesJob(FollowedRun):
         self._positions.save()
         if pod.over:
             new.over.set()
+        for end in position.ends:
+            self._process_ended(new, end)
         return new
 
     def listed(self, pods: tuple[Pod, ...]) -> list[FollowedPod]:
@@ -165,6 +173,7 @@ class KubernetesJob(FollowedRun):
                 f"{self._host(known.pod)}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
+        ended = len(known.output.position.ends)
         try:
             grown = known.output.keep(lines)
         except ProtocolError as error:
@@ -172,11 +181,18 @@ class KubernetesJob(FollowedRun):
             return
         for stream, (size, piece) in grown.items():
             self.recorder.observer.output(stream, size)
-            self.progress.add_output(stream, piece)
+            self.watch.printed(stream, piece)
+        for end in known.output.position.ends[ended:]:
+            self._process_ended(known, end)
         now = time.monotonic()
         if now >= self._save_due:
             self._save_due = now + SAVE_SECONDS
             self._positions.save()
+
+    def _process_ended(self, known: FollowedPod, end: ProcessEnd) -> None:
+        if end.status == 0 and not end.after_term:
+            labels = {one.name: one.label for one in self.plan.hosts[known.pod.index].processes}
+            self.watch.ended(self._host(known.pod), labels[end.process], end.time)
 
     def log_problem(self, uid: str, text: str) -> None:
         """A kubelet has sent ``text`` instead of a log."""
@@ -201,16 +217,57 @@ class KubernetesJob(FollowedRun):
         """Whether no new lines are written to this log."""
         return uid in self.pods and self.pods[uid].over.is_set()
 
+    # What the watchers report --------------------------------------------------------------------
+
+    def watched(self, known: FollowedPod, watcher: PodWatcher) -> None:
+        """``watcher`` begins to watch a pod."""
+        known.watched = True
+        self.watch.machines[self._host(known.pod)].watcher = watcher
+        self.watch.begin()
+
+    def watcher_said(self, uid: str, message: PodMessage) -> None:
+        known = self.pods.get(uid)
+        if known is None:
+            return
+        host = self._host(known.pod)
+        match message:
+            case WorkersWrote():
+                self.watch.heard(host)
+            case ProgressReport():
+                self.watch.worker_said(host, message)
+            case Notice(text):
+                self.recorder.notice_of(host, text)
+            case Telemetry() | Event():
+                self.watch.machine_said(host, message)
+
+    def watcher_failed(self, uid: str, error: NodeError) -> None:
+        if uid in self.pods:
+            missing = "no telemetry, no progress of dtrain.runtime, and no search for hangs"
+            self.recorder.notice_once(f"{missing}: {error.message}", kind="unwatched")
+
+    def watcher_ended(self, uid: str) -> None:
+        if uid in self.pods:
+            self.pods[uid].watched = False
+
+    @property
+    def ends_with_hang(self) -> bool:
+        """Whether the job ends because it has hung."""
+        restarts = self.plan.job.watchdog.then == "restart"
+        return bool(self.watch.workers.why) and not restarts
+
+    # ---------------------------------------------------------------------------------------------
+
     def give_up_logs(self) -> None:
         """No more output of this attempt is awaited."""
         for uid, known in self.pods.items():
+            known.watched = False
             if not known.read:
                 self.log_ended(uid, whole=False)
 
     @property
     def all_read(self) -> bool:
         """Whether the whole output of this attempt is stored."""
-        return all(known.read for known in self.pods.values())
+        return all(known.read and not known.watched for known in self.pods.values())
 
     # The end of an attempt -----------------------------------------------------------------------
 
@@ -271,10 +328,10 @@ class KubernetesJob(FollowedRun):
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
-        self.progress.close()
-        step = self.progress.step
+        self.watch.close()
+        step = self.watch.progress.step
         self.next_attempt(self._ending("").failed(), "all pods start again", step=step)
-        self.progress = ProgressReports(self.plan, self.recorder)
+        self.watch = PodWatch(self.plan, self.folder, self.recorder, PodMachine)
         self.pods.clear()
         self._deleted.clear()
         self.hosts.begin_attempt()
@@ -292,6 +349,7 @@ class KubernetesJob(FollowedRun):
         ]
         pods = [ending for ending in pods if self.hosts.counts(ending.pod)]
         failed = failures(self.plan, pods, time.time())
+        workers = self.watch.workers
         return KubernetesEnding(
             name=self.name,
             state=self.state,
@@ -301,12 +359,14 @@ class KubernetesJob(FollowedRun):
             deleted=next(filter(self.hosts.counts, self._deleted), None),
             stopped_by=stopped_by,
             finished=self._finished,
+            hang=workers.why,
+            waits=tuple(workers.whereabouts()) if workers.why else (),
         )
 
     # The end of the run --------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self.progress.close()
+        self.watch.close()
         # On a full disk, a later process reads some lines again.
         with contextlib.suppress(StorageError):
             self._positions.save()

@@ -87,6 +87,7 @@ for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank
   set +m
   dtrain_processes+=($!)
   dtrain_names+=("$dtrain_name")
+  echo $! >"$dtrain_pipe.pid"
   #if services
   [ -n "$dtrain_service" ] || dtrain_main+=("$dtrain_local_rank") dtrain_works=1
   #end
@@ -150,6 +151,13 @@ while [ "$dtrain_patience" != 0 ] && kill -0 "${dtrain_readers[@]}"; do
   read -r -t 0.05 -u 9
   dtrain_patience=${dtrain_patience:+$((dtrain_patience - 1))}
 done
+# dtrain's watcher sends its last reports, if one runs in this pod.
+if read -r dtrain_watcher <"$DTRAIN_RUN_DIR/watcher.pid" && kill -TERM "$dtrain_watcher"; then
+  for ((dtrain_patience = 40; dtrain_patience; dtrain_patience--)); do
+    kill -0 "$dtrain_watcher" || break
+    read -r -t 0.05 -u 9
+  done
+fi
 #if services
 # A pod that only serves may have failed because the others are done: Kubernetes then has
 # some seconds to see that.

@@ -46,7 +46,8 @@ def helpful(keys: Kubernetes) -> Iterator[tuple[Permission, str]]:
     """Permissions that a launch can do without, each with what is missing then."""
     yield Permission("list", "events"), "a launch does not say why pods are missing"
     for verb in ("create", "get"):  # Kubernetes 1.35 wants both
-        yield Permission(verb, "pods", subresource="exec"), "`dtrain exec` does not reach the pods"
+        without = "no telemetry, no runtime progress, no search for hangs, no `dtrain exec`"
+        yield Permission(verb, "pods", subresource="exec"), without
     if keys.queue is not None:
         yield (
             Permission("list", "workloads", kueue.GROUP),

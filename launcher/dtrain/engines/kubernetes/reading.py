@@ -29,6 +29,8 @@ from dtrain.engines.kubernetes.launched import LaunchedJob
 from dtrain.engines.kubernetes.lines import Cursor, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.engines.kubernetes.script import BEGINS
+from dtrain.engines.kubernetes.watcher import PodWatcher, WatcherEvent
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import REPLICATED_JOB, child_job
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.records import dataclass
@@ -122,7 +124,15 @@ RECOVERED = ServerNotice("the API server answers again")
 
 
 PodEvent = (
-    PodsListed | PodChanged | JobSeen | PodLines | LogProblem | LogEnded | Warned | ServerNotice
+    PodsListed
+    | PodChanged
+    | JobSeen
+    | PodLines
+    | LogProblem
+    | LogEnded
+    | Warned
+    | ServerNotice
+    | WatcherEvent
 )
 
 
@@ -142,6 +152,7 @@ class Readers:
         self.slow_pod = ""
         """A pod to ask why it does not start."""
         self._warnings_due = 0.0
+        self._watchers: list[PodWatcher] = []
 
     def start(self) -> None:
         self._thread("pods", "pods", self._watch_pods)
@@ -150,6 +161,8 @@ class Readers:
     def stop(self) -> None:
         """The threads end on their own; a read that waits ends with its connection."""
         self._stopped.set()
+        for watcher in self._watchers:
+            watcher.close()
 
     def _thread(self, source: str, name: str, run: Callable[[], None]) -> None:
         def run_to_end() -> None:
@@ -277,6 +290,15 @@ class Readers:
                     if event.type != "BOOKMARK" and (pod := objects.pod(event.object)) is not None:
                         self._send(PodChanged(pod, removed=event.type == "DELETED"))
         return version
+
+    def watch(
+        self, plan: LaunchPlan, pod: Pod, over: threading.Event, *, attached: bool
+    ) -> PodWatcher:
+        """Watch the processes of ``pod``. For ``over`` and ``attached`` see `PodWatcher`."""
+        watcher = PodWatcher(self._client, plan, pod, over, self._send, attached=attached)
+        self._watchers.append(watcher)
+        self._thread(pod.uid, f"{pod.name}-watcher", watcher.run)
+        return watcher
 
     # Logs ------------------------------------------------------------------------------------
 

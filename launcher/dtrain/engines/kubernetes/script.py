@@ -30,6 +30,8 @@ NAME = "job.sh"
 SCRIPT = Path(__file__).with_name(NAME)
 FOLDER = "/dtrain"
 """Folder in the container for the files of the run."""
+RUN_FOLDER = f"{FOLDER}/run"
+"""That of the attempt."""
 FILES = "/etc/dtrain"
 """Folder in the container with this script, ``runtime.zip`` and ``code.tar.gz``."""
 RUNTIME = "runtime.zip"
@@ -103,7 +105,7 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
     yield "done"
     if gpus := len(plan.hosts[0].host.gpus):
         yield f"dtrain_gpus=({' '.join(map(str, range(gpus)))})"
-    yield f"export DTRAIN_RUN_DIR={FOLDER}/run"
+    yield f"export DTRAIN_RUN_DIR={RUN_FOLDER}"
 
 
 def _files(plan: LaunchPlan) -> Iterator[str]:

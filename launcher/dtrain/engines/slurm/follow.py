@@ -18,7 +18,7 @@ from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.state import parse
 from dtrain.failures.cause import Report
 from dtrain.messages import slurm as messages
-from dtrain.messages.agent import Bye, Notice, ProgressReport, StreamFound
+from dtrain.messages.agent import Bye, Event, Notice, ProgressReport, StreamFound, Telemetry
 from dtrain.messages.decode import answer_of
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
@@ -215,8 +215,8 @@ class SlurmFollower:
                 job.task_ended(host, task, then)
             case messages.FromMachine(host, Notice(text)):
                 job.watch.notice(host, text)
-            case messages.FromMachine(host, other):
-                job.watch.machine_said(host, other)
+            case messages.FromMachine(host, (Telemetry() | Event()) as said):
+                job.watch.machine_said(host, said)
             case messages.Unwatched(text):
                 job.watch.unwatched = True
                 said = f"no telemetry, and no stacks of a hang: {text}"

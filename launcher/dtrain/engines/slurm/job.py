@@ -21,7 +21,7 @@ from dtrain.engines.slurm.script import step_processes
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import SubmitError, job_order
-from dtrain.engines.slurm.watch import JobWatch
+from dtrain.engines.slurm.watch import SlurmWatch
 from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import Following, OutputFiles
@@ -43,7 +43,7 @@ class SlurmJob(FollowedRun):
 
     def _begin_attempt(self) -> None:
         self.output = JobOutput(self.folder, self.plan)
-        self.watch = JobWatch(self.plan, self.folder, self.recorder)
+        self.watch = SlurmWatch(self.plan, self.folder, self.recorder)
         self._state: SlurmState | None = None
         self._script = ""
         self._labels = [process.label for _, process in step_processes(self.plan)]

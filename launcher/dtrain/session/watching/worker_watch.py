@@ -317,14 +317,22 @@ class WorkerWatch:
     def stuck_workers(self) -> list[str]:
         """Where workers wait: one line for each place."""
         streams = self._running()
+        # The ranks of a torchrun may have no streams of their own.
+        texts = {
+            (label, host): text
+            for host, watched in self._hosts.items()
+            for label, text in watched.evidence.stacks.items()
+            if text and label not in watched.evidence.finished
+        }
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
-        places = {}
+        with_ranks |= {host for label, host in texts if label.isdecimal()}
         for stream in streams:
-            reported = self._hosts[stream.host].evidence.stacks.get(stream.label)
-            if not reported and stream.role == "torchrun" and stream.host in with_ranks:
+            if stream.role == "torchrun" and stream.host in with_ranks:
                 continue  # torchrun only waits for its ranks.
-            text = reported or tail(stream.path, STDERR_TAIL).decode(errors="replace")
-            places[stream.label, stream.host] = place(stack(text))
+            if (stream.label, stream.host) not in texts:
+                written = tail(stream.path, STDERR_TAIL).decode(errors="replace")
+                texts[stream.label, stream.host] = written
+        places = {who: place(stack(text)) for who, text in texts.items()}
         if not any(where.script or where.call for where in places.values()):
             unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
             return self._differences() or [unknown]

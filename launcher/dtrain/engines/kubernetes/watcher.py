@@ -1,0 +1,165 @@
+"""Runs the program that watches one pod, see `dtrain.node.pods.watcher`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from dtrain.diagnostics import AuthError, ConnectError, NodeError
+from dtrain.engines.backoff import Backoff
+from dtrain.engines.kubernetes.client import Client
+from dtrain.engines.kubernetes.objects import Pod
+from dtrain.engines.kubernetes.pod_programs import PodConnection
+from dtrain.engines.kubernetes.script import RUN_FOLDER
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages import pods as messages
+from dtrain.messages.agent import Bye, ProgressReport
+from dtrain.messages.decode import answer_of
+from dtrain.node import protocol
+from dtrain.node.agent.progress import MAX_PROGRESS_FILES
+from dtrain.node.pods.orders import PodOrder, WatchPod
+from dtrain.records import dataclass
+from dtrain.session.relays.liveness import PingLimit
+from dtrain.session.relays.relay import CommandWriter, RelayChannel
+from dtrain.transport import node_program
+
+ATTEMPTED = "watching its processes"
+FIRST_DELAY, LAST_DELAY = 1.0, 15.0
+"""Seconds before the first and the later attempts to start the program again."""
+PATIENCE = 4
+"""Attempts in sequence after which the user hears that the pod is not watched."""
+END_SECONDS = 5.0
+"""Seconds after a refusal in which the end of the pod explains it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherSaid:
+    uid: str
+    """Of the pod."""
+    message: messages.PodMessage
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherFailed:
+    """The pod is not watched, for now or for good."""
+
+    uid: str
+    error: NodeError
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherEnded:
+    """Nothing more comes."""
+
+    uid: str
+
+
+WatcherEvent = WatcherSaid | WatcherFailed | WatcherEnded
+
+
+class PodWatcher:
+    """One thread runs it, and another one sends orders."""
+
+    def __init__(
+        self,
+        client: Client,
+        plan: LaunchPlan,
+        pod: Pod,
+        over: threading.Event,
+        report: Callable[[WatcherEvent], None],
+        *,
+        attached: bool,
+    ) -> None:
+        """``over``: set once the container has ended. ``attached``: begin with the last report in
+        each progress file."""
+        self._client, self._pod, self._over, self._report = client, pod, over, report
+        part = plan.hosts[pod.index]
+        self._host, self._python = part.host.name, plan.agent_python(part)
+        self._order: WatchPod = {
+            "folder": RUN_FOLDER,
+            "world_size": plan.world_size,
+            "offsets": {},
+            "attached": attached,
+        }
+        self._writer = CommandWriter[PodOrder](lambda: PingLimit.NORMAL, self._cannot_send)
+        self._connection: PodConnection | None = None
+        self._closed = threading.Event()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether reports of the workers arrive."""
+        relay = self._writer.relay
+        return relay is not None and relay.has_begun and not relay.quiet
+
+    @property
+    def pod_over(self) -> bool:
+        return self._over.is_set()
+
+    def send(self, order: PodOrder) -> None:
+        self._writer.send(order)
+
+    def close(self) -> None:
+        """End the program; the pod goes on."""
+        self._closed.set()
+        if (connection := self._connection) is not None:
+            connection.close()
+
+    def run(self) -> None:
+        """Report what the program says until the pod has ended."""
+        backoff = Backoff(FIRST_DELAY, LAST_DELAY)
+        failed = 0
+        self._writer.start()
+        try:
+            while not (self._closed.is_set() or self._over.is_set()):
+                try:
+                    for message in self._messages():
+                        failed = 0
+                        backoff.reset()
+                        self._report(WatcherSaid(self._pod.uid, message))
+                except (ConnectError, AuthError) as error:
+                    failed += 1
+                    if failed == PATIENCE:
+                        self._report(WatcherFailed(self._pod.uid, error))
+                except NodeError as error:
+                    if not self._over.wait(END_SECONDS):
+                        self._report(WatcherFailed(self._pod.uid, error))
+                    return
+                self._over.wait(backoff.next())
+        finally:
+            self._writer.finish()
+            self._report(WatcherEnded(self._pod.uid))
+
+    def _messages(self) -> Iterator[messages.PodMessage]:
+        """What one program says. Raises NodeError."""
+        self._connection = connection = PodConnection(self._client, self._host, self._pod.name)
+        try:
+            if self._closed.is_set():
+                return
+            process = node_program.start(connection, "pod", self._python, label="watch")
+            process.write(protocol.encode_command(self._order))
+            relay = RelayChannel(self._host, connection, process, self._python, ATTEMPTED)
+            self._writer.relay = relay
+            with answer_of(self._host, ATTEMPTED):
+                for body in relay.messages():
+                    relay.pid = 0  # it answers pings from now on
+                    message = messages.read_message(body)
+                    if isinstance(message, Bye):
+                        return
+                    if isinstance(message, ProgressReport):
+                        self._keep_offset(message)
+                    yield message
+            if not self._closed.is_set():
+                raise relay.failure()
+        finally:
+            self._writer.relay = None
+            connection.close()
+
+    def _keep_offset(self, report: ProgressReport) -> None:
+        """The next program goes on there."""
+        offsets = self._order["offsets"]
+        if report.name in offsets or len(offsets) < MAX_PROGRESS_FILES:
+            offsets[report.name] = report.offset
+
+    def _cannot_send(self, bug: Exception) -> None:
+        error = ConnectError(self._host, ATTEMPTED, f"cannot send an order: {bug!r}")
+        self._report(WatcherFailed(self._pod.uid, error))
