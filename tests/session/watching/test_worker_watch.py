@@ -331,6 +331,17 @@ def test_the_ranks_of_a_torchrun_that_has_finished_hang_nowhere() -> None:
     assert stuck(streams, **hosts) == ["rank 1 on b: in load (/home/ml/train.py:4)"]
 
 
+def test_ranks_may_share_the_streams_of_their_torchrun() -> None:
+    evidence = HostEvidence("a", ())
+    evidence.add(Stack(1.0, "worker", 0, 0, "    step (/home/ml/train.py:9)"))
+    evidence.add(Stack(1.0, "worker", 1, 1, "    load (/home/ml/train.py:4)"))
+    streams = [Stream("a", "torchrun", 0, None, "stderr", Path("/none"))]
+    assert stuck(streams, a=evidence)[:2] == [
+        "rank 0 on a: in step (/home/ml/train.py:9)",
+        "rank 1 on a: in load (/home/ml/train.py:4)",
+    ]
+
+
 def test_all_ranks_are_compared_once_a_second_however_often_the_launcher_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

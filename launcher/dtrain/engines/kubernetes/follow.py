@@ -94,8 +94,10 @@ class KubernetesFollower:
                 return None
             if self._control.force > self._stopped_with and (report := self._stop()) is not None:
                 return report
-            if hangs:
-                self._end_hang()
+            if hangs and job.watch.ends_job:
+                self._end_for(job.watch.workers.why)
+            elif hangs:  # once they have failed, Kubernetes starts the job again if it may
+                job.watch.kill_workers()
             if self._gone_due is None:
                 if why := job.why_endless():
                     self._end_for(why)
@@ -106,7 +108,7 @@ class KubernetesFollower:
                 )
             if not self._attempt_is_read():
                 continue
-            if self._gone_due is not None or not job.restarts or job.ends_with_hang:
+            if self._gone_due is not None or not job.restarts or job.watch.ends_job:
                 return self._end()
             self._quiet_since = None
             self._attached = False
@@ -137,12 +139,8 @@ class KubernetesFollower:
                 job.hosts.warned(text, pod)
             case ServerNotice(text):
                 job.recorder.notice(text)
-            case WatcherSaid(uid, message):
-                job.watcher_said(uid, message)
-            case WatcherFailed(uid, error):
-                job.watcher_failed(uid, error)
-            case WatcherEnded(uid):
-                job.watcher_ended(uid)
+            case WatcherSaid() | WatcherFailed() | WatcherEnded():
+                job.watcher_event(event)
 
     def _read(self, pod: FollowedPod | None) -> None:
         if pod is None:
@@ -207,15 +205,6 @@ class KubernetesFollower:
             self._delete_job()
         except NodeError as error:
             self._try_again(error)
-
-    def _end_hang(self) -> None:
-        """Kubernetes starts the job again if it may, once its processes have failed."""
-        job = self._job
-        if job.ends_with_hang:
-            self._end_for(job.watch.workers.why)
-            return
-        for machine in job.watch.machines.values():
-            machine.kill_workers()
 
     def _delete_job(self) -> None:
         self._launched.delete_job()

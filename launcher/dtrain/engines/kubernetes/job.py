@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dtrain.diagnostics import NodeError
 from dtrain.engines.followed_run import FollowedRun
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
@@ -18,13 +17,17 @@ from dtrain.engines.kubernetes.lines import Cursor, ProcessEnd
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.engines.kubernetes.output import LogPosition, LogPositions, PodOutput
 from dtrain.engines.kubernetes.reading import PodLines
-from dtrain.engines.kubernetes.watch import PodMachine, PodWatch
-from dtrain.engines.kubernetes.watcher import PodWatcher
+from dtrain.engines.kubernetes.watch import KubernetesWatch
+from dtrain.engines.kubernetes.watcher import (
+    PodWatcher,
+    WatcherEnded,
+    WatcherEvent,
+    WatcherFailed,
+    WatcherSaid,
+)
 from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.launchplan.pods import object_name
-from dtrain.messages.agent import Event, Notice, ProgressReport, Telemetry
 from dtrain.messages.decode import ProtocolError
-from dtrain.messages.pods import PodMessage, WorkersWrote
 from dtrain.records import dataclass
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
@@ -82,7 +85,7 @@ class KubernetesJob(FollowedRun):
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
-        self.watch = PodWatch(self.plan, self.folder, self.recorder, PodMachine)
+        self.watch = KubernetesWatch(self.plan, self.folder, self.recorder)
 
     @property
     def name(self) -> str:
@@ -217,45 +220,21 @@ class KubernetesJob(FollowedRun):
         """Whether no new lines are written to this log."""
         return uid in self.pods and self.pods[uid].over.is_set()
 
-    # What the watchers report --------------------------------------------------------------------
-
     def watched(self, known: FollowedPod, watcher: PodWatcher) -> None:
-        """``watcher`` begins to watch a pod."""
         known.watched = True
-        self.watch.machines[self._host(known.pod)].watcher = watcher
-        self.watch.begin()
+        self.watch.watched(self._host(known.pod), watcher)
 
-    def watcher_said(self, uid: str, message: PodMessage) -> None:
-        known = self.pods.get(uid)
+    def watcher_event(self, event: WatcherEvent) -> None:
+        known = self.pods.get(event.uid)
         if known is None:
             return
-        host = self._host(known.pod)
-        match message:
-            case WorkersWrote():
-                self.watch.heard(host)
-            case ProgressReport():
-                self.watch.worker_said(host, message)
-            case Notice(text):
-                self.recorder.notice_of(host, text)
-            case Telemetry() | Event():
-                self.watch.machine_said(host, message)
-
-    def watcher_failed(self, uid: str, error: NodeError) -> None:
-        if uid in self.pods:
-            missing = "no telemetry, no progress of dtrain.runtime, and no search for hangs"
-            self.recorder.notice_once(f"{missing}: {error.message}", kind="unwatched")
-
-    def watcher_ended(self, uid: str) -> None:
-        if uid in self.pods:
-            self.pods[uid].watched = False
-
-    @property
-    def ends_with_hang(self) -> bool:
-        """Whether the job ends because it has hung."""
-        restarts = self.plan.job.watchdog.then == "restart"
-        return bool(self.watch.workers.why) and not restarts
-
-    # ---------------------------------------------------------------------------------------------
+        match event:
+            case WatcherSaid(_, message):
+                self.watch.said(self._host(known.pod), message)
+            case WatcherFailed(_, error):
+                self.watch.failed(error)
+            case WatcherEnded():
+                known.watched = False
 
     def give_up_logs(self) -> None:
         """No more output of this attempt is awaited."""
@@ -331,7 +310,7 @@ class KubernetesJob(FollowedRun):
         self.watch.close()
         step = self.watch.progress.step
         self.next_attempt(self._ending("").failed(), "all pods start again", step=step)
-        self.watch = PodWatch(self.plan, self.folder, self.recorder, PodMachine)
+        self.watch = KubernetesWatch(self.plan, self.folder, self.recorder)
         self.pods.clear()
         self._deleted.clear()
         self.hosts.begin_attempt()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from dtrain.diagnostics import AuthError, ConnectError, NodeError
@@ -16,7 +18,6 @@ from dtrain.messages import pods as messages
 from dtrain.messages.agent import Bye, ProgressReport
 from dtrain.messages.decode import answer_of
 from dtrain.node import protocol
-from dtrain.node.agent.progress import MAX_PROGRESS_FILES
 from dtrain.node.pods.orders import PodOrder, WatchPod
 from dtrain.records import dataclass
 from dtrain.session.relays.liveness import PingLimit
@@ -30,6 +31,9 @@ PATIENCE = 4
 """Attempts in sequence after which the user hears that the pod is not watched."""
 END_SECONDS = 5.0
 """Seconds after a refusal in which the end of the pod explains it."""
+
+MAX_FILES = 4096
+"""Progress files of one pod that are continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class PodWatcher:
         self._writer = CommandWriter[PodOrder](lambda: PingLimit.NORMAL, self._cannot_send)
         self._connection: PodConnection | None = None
         self._closed = threading.Event()
+        self._begun = math.inf
+        """When the program was first heard."""
 
     @property
     def reachable(self) -> bool:
@@ -111,19 +117,23 @@ class PodWatcher:
         self._writer.start()
         try:
             while not (self._closed.is_set() or self._over.is_set()):
+                self._begun = math.inf
                 try:
                     for message in self._messages():
-                        failed = 0
-                        backoff.reset()
                         self._report(WatcherSaid(self._pod.uid, message))
-                except (ConnectError, AuthError) as error:
-                    failed += 1
-                    if failed == PATIENCE:
-                        self._report(WatcherFailed(self._pod.uid, error))
                 except NodeError as error:
-                    if not self._over.wait(END_SECONDS):
+                    lost = isinstance(error, ConnectError | AuthError)
+                    refused = self._begun == math.inf and not lost
+                    if refused and self._over.wait(END_SECONDS):
+                        return
+                    failed += 1
+                    if refused or failed == PATIENCE:
                         self._report(WatcherFailed(self._pod.uid, error))
-                    return
+                    if refused:
+                        return
+                if time.monotonic() > self._begun + LAST_DELAY:
+                    failed = 0
+                    backoff.reset()
                 self._over.wait(backoff.next())
         finally:
             self._writer.finish()
@@ -139,8 +149,16 @@ class PodWatcher:
             process.write(protocol.encode_command(self._order))
             relay = RelayChannel(self._host, connection, process, self._python, ATTEMPTED)
             self._writer.relay = relay
+            yield from self._heard(relay)
+        finally:
+            self._writer.relay = None
+            connection.close()
+
+    def _heard(self, relay: RelayChannel) -> Iterator[messages.PodMessage]:
+        try:
             with answer_of(self._host, ATTEMPTED):
                 for body in relay.messages():
+                    self._begun = min(self._begun, time.monotonic())
                     relay.pid = 0  # it answers pings from now on
                     message = messages.read_message(body)
                     if isinstance(message, Bye):
@@ -148,16 +166,16 @@ class PodWatcher:
                     if isinstance(message, ProgressReport):
                         self._keep_offset(message)
                     yield message
-            if not self._closed.is_set():
-                raise relay.failure()
         finally:
-            self._writer.relay = None
-            connection.close()
+            if relay.has_begun:
+                self._begun = min(self._begun, time.monotonic())
+        if not self._closed.is_set():
+            raise relay.failure()
 
     def _keep_offset(self, report: ProgressReport) -> None:
         """The next program goes on there."""
         offsets = self._order["offsets"]
-        if report.name in offsets or len(offsets) < MAX_PROGRESS_FILES:
+        if report.name in offsets or len(offsets) < MAX_FILES:
             offsets[report.name] = report.offset
 
     def _cannot_send(self, bug: Exception) -> None:

@@ -15,7 +15,7 @@ from dtrain.session.watching.job_watch import JobWatch, WatchedMachine
 from dtrain.session.watching.worker_watch import WatchedJob
 
 
-class SlurmMachine(WatchedMachine):
+class AllocatedMachine(WatchedMachine):
     def __init__(self, name: str, job: WatchedJob, watch: SlurmWatch) -> None:
         super().__init__(name, job)
         self._watch = watch
@@ -32,7 +32,7 @@ class SlurmMachine(WatchedMachine):
         self._watch.orders.append({"op": "stacks", "host": self.name, "abort": abort, "ras": ras})
 
 
-class SlurmWatch(JobWatch[SlurmMachine]):
+class SlurmWatch(JobWatch[AllocatedMachine]):
     def __init__(self, plan: LaunchPlan, folder: RunFolder, recorder: Recorder) -> None:
         self.orders: list[StacksOfMachine | Fail] = []
         """For the program on the login node."""
@@ -40,7 +40,9 @@ class SlurmWatch(JobWatch[SlurmMachine]):
         """Whether the job runs, and reports of it arrive."""
         self.unwatched = False
         """Whether the watchers could not start."""
-        super().__init__(plan, folder, recorder, lambda name, job: SlurmMachine(name, job, self))
+        super().__init__(
+            plan, folder, recorder, lambda name, job: AllocatedMachine(name, job, self)
+        )
 
     def notice(self, host: str, text: str) -> None:
         """The program on the login node has a notice about the host."""

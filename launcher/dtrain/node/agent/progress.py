@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MAX_REPORT = 16 << 10
 """Bytes of one line."""
 MAX_PROGRESS_FILES = 4096
+SEARCHED = 64 << 10
+"""Bytes before the last report that are searched for the last progress."""
 PROGRESS_FILE = rb"(?:rank|chief|worker|ps|evaluator)-\d{1,6}\.progress"
 KINDS = ("progress", "steps", "tensorboard")
 
@@ -64,7 +66,7 @@ class ProgressFiles:
                 if shown(file) not in self._offsets and self._attached:
                     # A launcher that attaches needs the current state, not the history.
                     start = last_line(path, MAX_REPORT)
-                    yield from self._tensorboards(file, path, start)
+                    yield from self._earlier(file, path, start)
                 lines = self._followed[file] = Lines(path, start, MAX_REPORT)
             if over:
                 lines.skip_to_last(path)
@@ -84,12 +86,17 @@ class ProgressFiles:
                     " report)" % (shown(file), dropped, "s" if dropped > 1 else "")
                 )
 
-    def _tensorboards(
-        self, file: bytes, path: bytes, start: int
-    ) -> Iterator[tuple[str, int, Json]]:
-        """The TensorBoards reported in the first MiB before ``start``."""
-        data = read_regular(path, min(start, 1 << 20)) or b""
-        for line in data.split(b"\n"):
+    def _earlier(self, file: bytes, path: bytes, start: int) -> Iterator[tuple[str, int, Json]]:
+        """What still counts of the reports before ``start``: each TensorBoard in the first MiB, and
+        the last progress."""
+        begun = read_regular(path, min(start, 1 << 20)) or b""
+        for line in begun.split(b"\n"):
             report = report_in(line) if b"tensorboard" in line and len(line) <= MAX_REPORT else None
             if report is not None and report["event"] == "tensorboard":
                 yield shown(file), start, report
+        end = max(0, start - SEARCHED)
+        for line in reversed((read_regular(path, start - end, end) or b"").split(b"\n")):
+            report = report_in(line) if b"progress" in line and len(line) <= MAX_REPORT else None
+            if report is not None and report["event"] == "progress":
+                yield shown(file), start, report
+                return

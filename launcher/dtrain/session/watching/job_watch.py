@@ -74,7 +74,7 @@ class JobWatch(Generic[_Machine]):
         self.allocated(plan)
         self.workers = WorkerWatch(self, self.machines, LONGEST_PAUSE)
         self._begun = False
-        self.over = False
+        self.hung = False
         """Whether the job has hung, and must end."""
 
     def allocated(self, plan: LaunchPlan) -> None:
@@ -106,7 +106,7 @@ class JobWatch(Generic[_Machine]):
     def ended(self, host: str, label: str, then: float) -> None:
         """A worker has ended, with any status: the job ends soon after one that has failed. Where
         the workers of a hang waited counts, although they are killed."""
-        if host in self.machines and not self.over:
+        if host in self.machines and not self.hung:
             self.machines[host].evidence.finished[label] = then
 
     def machine_said(self, host: str, message: Telemetry | Event) -> None:
@@ -126,7 +126,7 @@ class JobWatch(Generic[_Machine]):
     def look(self) -> bool:
         """Show what has changed. Whether it is now seen that the job has hung, and must end."""
         self.progress.write_due()
-        if not self._begun or self.over:
+        if not self._begun or self.hung:
             return False
-        self.over = self.workers.look()
-        return self.over
+        self.hung = self.workers.look()
+        return self.hung

@@ -1,4 +1,4 @@
-"""The program that watches a machine of a Slurm job, at the job's end."""
+"""The program that watches a machine beside its job, at the job's end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import pytest
 
 PROGRAM = """
-import io, os, signal, sys
-from dtrain.node.slurm import watcher
+import os, signal, sys
+from dtrain.node import watcher
 
 class Sampler:
     def __init__(self, *arguments): pass
@@ -18,14 +18,10 @@ class Sampler:
         os.kill(os.getpid(), signal.SIGTERM)
         print("sends the last average")
 
-class Orders(io.BytesIO):
-    def readline(self):
-        if sys.argv[1] == "TERM":
-            os.kill(os.getpid(), signal.SIGTERM)
-        return b""
-
 watcher.Sampler = Sampler
-watcher.Watcher({"folder": "/absent", "world_size": 1}).serve(Orders())
+with watcher.Watcher(b"/absent", 1, print).watching():
+    if sys.argv[1] == "TERM":
+        os.kill(os.getpid(), signal.SIGTERM)
 print("ends")
 """
 
