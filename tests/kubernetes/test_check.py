@@ -22,20 +22,24 @@ NO_JOB = {"framework": "none", "command": ["true"], "secrets": ["TOKEN"]}
 TRAINING = {"framework": "torch", "script": str(this.__file__)}
 
 
-def start(
-    kubernetes: Kubernetes,
+def write(
     launcher: Launcher,
     gpus: int = 0,
     job: dict[str, Any] = NO_JOB,
     python: str = "python3",
     **keys: Any,
-) -> Launch:
+) -> str:
     section = {"image": "test:1", **keys}
     cluster = {"kubernetes": section, "nodes": 2, "gpus": gpus, "python": python}
     cluster |= {} if gpus else {"slots": 1}
     file = launcher.folder / "cluster.yaml"
     file.write_text(yaml.safe_dump({"name": "test", "cluster": cluster, "job": job}))
-    return launcher.command("check", str(file), "--json", env=kubernetes.environment)
+    return str(file)
+
+
+def start(kubernetes: Kubernetes, launcher: Launcher, **settings: Any) -> Launch:
+    file = write(launcher, **settings)
+    return launcher.command("check", file, "--json", env=kubernetes.environment)
 
 
 def check(kubernetes: Kubernetes, launcher: Launcher, **settings: Any) -> Done:
@@ -175,3 +179,15 @@ def test_ctrl_c_deletes_the_pod_that_waits(kubernetes: Kubernetes, launcher: Lau
     launch.send(signal.SIGINT)
     assert launch.wait().code == 130
     assert kubernetes.list("pods") == []
+
+
+def test_a_plan_asks_the_cluster_for_its_gpus(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    plan = ("plan", write(launcher, gpus=2, job=TRAINING), "--model-size", "1B")
+    done = launcher.command(*plan, env=kubernetes.environment).wait()
+    assert done.code == 0, str(done)
+    assert "type NVIDIA-A100-SXM4-80GB, planned as a100-80gb" in done.stdout
+    kubernetes.deny("list", "nodes")
+    done = launcher.command(*plan, env=kubernetes.environment).wait()
+    assert done.code == 2
+    assert "its cluster cannot be asked: " in done.stderr
+    assert "add 'gpu: a100-80gb' to cluster" in done.stderr

@@ -36,6 +36,9 @@ def refused(table: object) -> UsageError:
         ("A100", "a100-80gb"),
         ("A100-SXM-80GB", "a100-80gb"),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("nvidia_a100-sxm4-80gb", "a100-80gb"),  # Slurm with AutoDetect=nvml
+        ("NVIDIA-H100-80GB-HBM3", "h100-80gb"),  # the device plugin of Kubernetes
+        ("AMD_Instinct_MI300X_OAM", "mi300x"),
         ("A100-40GB", "a100-40gb"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
         ("A800-80GB", "a800-80gb"),

@@ -81,7 +81,11 @@ def examine(
 
 
 def queue_gpus(spec: ClusterFile, file: Path | None, ask: Ask | None) -> QueueGpus:
-    """The GPUs that the partition of a cluster file has. Raises DtrainError."""
+    """The GPUs of the machines that a job of the file may get. Raises DtrainError."""
+    if spec.cluster.kubernetes is not None:
+        from dtrain.engines.kubernetes.machines import gpus
+
+        return gpus(spec.cluster.kubernetes)
     from dtrain.engines.slurm import login_shell
     from dtrain.engines.slurm.partitions import gpus_of
 

@@ -14,9 +14,9 @@ _Row = TypeVar("_Row", bound="_Named")
 
 @lru_cache(maxsize=1024)
 def key(name: str) -> str:
-    """Normalize a name: ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` have the same key."""
-    words = name.casefold().removeprefix("nvidia ")
-    return "".join(letter for letter in words if letter.isalnum() or letter == ".")
+    """Normalize a name: ``NVIDIA A100-SXM4-80GB`` and ``a100_sxm4_80gb`` have the same key."""
+    letters = (letter for letter in name.casefold() if letter.isalnum() or letter == ".")
+    return "".join(letters).removeprefix("nvidia")
 
 
 class _Named(Protocol):

@@ -97,7 +97,7 @@ class _OfFile:
         of_file = sorted({host.gpu for host in self.hosts if host.gpu is not None})
         queue = None
         named = self.request.gpu or of_file or self.probe
-        if self.spec.cluster.slurm and self.ask is not None and not named:
+        if self.spec.cluster.allocated and self.ask is not None and not named:
             queue = self._of_queue(self.ask)
         per_host = self._per_host(queue)
         gpus = self.request.gpus
@@ -200,22 +200,22 @@ class _OfFile:
             found = ask(self.spec)
         except DtrainError as error:
             raise UsageError(
-                f"{self.name} does not name the GPU of its machines, and its partition cannot be "
+                f"{self.name} does not name the GPU of its machines, and its cluster cannot be "
                 f"asked: {error.message}",
                 hint="\n".join(filter(None, (hint, error.hint))),
             ) from None
-        where = f"partition {found.partition}"
+        where = found.where
         if not found.per_host:
             raise UsageError(
                 f"the machines of {where} have no GPUs, and layouts are planned for GPUs",
-                hint="set another partition in the file, or use `gpus` and `gpu`",
+                hint="choose other machines in the file, or use `gpus` and `gpu`",
             )
         if not found.types:
             raise UsageError(f"{where} does not say which GPUs its machines have", hint=hint)
         if len(found.types) > 1:
             raise UsageError(
                 f"{where} has GPUs of {len(found.types)} types: {', '.join(found.types)}",
-                hint=f"set gpu_type in the file to one of them, or use `gpu={USUAL_GPU!r}`",
+                hint=f"choose with cluster.{found.chosen_by}, or use `gpu={USUAL_GPU!r}`",
             )
         (kind,) = found.types
         try:

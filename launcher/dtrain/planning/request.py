@@ -96,7 +96,10 @@ class PlanRequest:
 class QueueGpus:
     """The GPUs of the machines that an engine may choose for a job."""
 
-    partition: str
+    where: str
+    """Where these machines are, such as ``partition gpu``."""
+    chosen_by: str
+    """The key below ``cluster`` that chooses among the types."""
     types: tuple[str, ...]
     """The names of GPUs in the cluster's configuration; empty if it names none."""
     per_host: int

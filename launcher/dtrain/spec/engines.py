@@ -62,7 +62,8 @@ FEATURES = (
     Feature("`dtrain exec` on the machines of a run"),
     Feature("number of machines, from a queue", ("cluster.nodes",), ("slurm", "kubernetes")),
     Feature("`dtrain check`"),
-    Feature("`dtrain init`, GPU types for `dtrain plan`", engines=_NOT_KUBERNETES),
+    Feature("GPU types for `dtrain plan`"),
+    Feature("`dtrain init`", engines=_NOT_KUBERNETES),
     Feature(
         "hosts by name",
         ("cluster.hosts",),

@@ -287,15 +287,24 @@ def test_a_plan_takes_the_gpus_of_the_partition(tmp_path: Path) -> None:
     assert (cluster.gpu.name, cluster.gpus, cluster.hosts) == ("a100-80gb", 16, 2)
     assert any("type a100, planned as a100-80gb" in note for note in posed.notes)
     # A file without GPUs does not say how many a machine has.
-    posed = planned(tmp_path, "{}", lambda spec: QueueGpus("gpu", ("h100",), 4), gpus=0)
+    posed = planned(
+        tmp_path,
+        "{}",
+        lambda spec: QueueGpus("partition gpu", "slurm.gpu_type", ("h100",), 4),
+        gpus=0,
+    )
     assert posed.cluster.gpus == 8
 
 
 @pytest.mark.parametrize(
     ("slurm", "message", "hint"),
     [
-        ("{partition: gpu}", "has GPUs of 2 types: a100, h100", "set gpu_type"),
-        ("{}", "the machines of partition cpu have no GPUs", "set another partition"),
+        (
+            "{partition: gpu}",
+            "has GPUs of 2 types: a100, h100",
+            "choose with cluster.slurm.gpu_type",
+        ),
+        ("{}", "the machines of partition cpu have no GPUs", "choose other machines"),
         ("{partition: nope}", "there is no partition nope", "`sinfo` lists the partitions"),
     ],
 )
@@ -311,5 +320,5 @@ def test_gpus_that_a_plan_cannot_know(tmp_path: Path, slurm: str, message: str, 
 )
 def test_gpu_types_that_no_plan_knows(tmp_path: Path, types: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        planned(tmp_path, "{}", lambda spec: QueueGpus("gpu", types, 8))
+        planned(tmp_path, "{}", lambda spec: QueueGpus("partition gpu", "slurm.gpu_type", types, 8))
     assert "add 'gpu: a100-80gb' to cluster" in caught.value.hint

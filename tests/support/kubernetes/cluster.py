@@ -345,10 +345,13 @@ class Kubernetes:
                     raise
 
 
+GPU_LABEL = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+
+
 def _node(name: str, address: str) -> Object:
     room = {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": str(GPUS)}
     node: Object = {
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **GPU_LABEL}},
         "spec": {},
         "status": {
             "addresses": [{"type": "InternalIP", "address": address}],

@@ -14,6 +14,7 @@ from dtrain.engines.kubernetes import kueue, manifest, permissions, training_run
 from dtrain.engines.kubernetes.client import AbsentError, Client, ConflictError, NotFoundError
 from dtrain.engines.kubernetes.image_check import ImageCheck
 from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT, keys_of
+from dtrain.engines.kubernetes.machines import machines
 from dtrain.engines.kubernetes.objects import Word, at, object_list
 from dtrain.engines.kubernetes.quantities import amount, written
 from dtrain.launchplan.build import build
@@ -22,8 +23,6 @@ from dtrain.messages.decode import answer_of
 from dtrain.runs.request import Request
 from dtrain.session.facts.everywhere import everywhere
 
-PAGE = 500
-"""Machines in one answer: those of a large cluster would exceed `client.MAX_ANSWER`."""
 DELETION_SECONDS = 10.0
 """Seconds after Ctrl-C for the deletion of the check's pod."""
 
@@ -202,24 +201,18 @@ class KubernetesInspection:
             return
         resource = manifest.GPUS[self._keys.gpu_vendor]
         try:
-            machines = [*self._machines()]
+            found = [*machines(self._client, self._keys)]
         except PrepareError:
             return  # Users need not be allowed to list machines.
-        wanted = self._keys.node_selector.items()
-        each = [
-            int(amount(_texts(machine, "status.allocatable").get(resource, "0")))
-            for machine in machines
-            if not at(machine, "spec.unschedulable", bool)
-            and wanted <= _texts(machine, "metadata.labels").items()
-        ]
+        each = [machine.gpus for machine in found if machine.usable]
         enough = sum(one >= gpus for one in each)
         if enough < count:
             most = max(each, default=0)
-            selected = " match the node selector and" if wanted else ""
+            selected = " match the node selector and" if self._keys.node_selector else ""
             yield warning(
                 "cluster.gpus",
                 [self._client.host],
-                f"{enough} of {len(machines)} machines{selected} have {gpus} {resource}; the most"
+                f"{enough} of {len(found)} machines{selected} have {gpus} {resource}; the most"
                 f" that one has is {most}",
                 f"{count} machines with {gpus}, or a cluster that adds machines",
                 f"set cluster.gpus to {most} or less"
@@ -227,16 +220,6 @@ class KubernetesInspection:
                 else "set cluster.kubernetes.gpu_vendor, or ask for the device plugin",
                 self._place("cluster.gpus"),
             )
-
-    def _machines(self) -> Iterator[dict[str, Any]]:
-        more: dict[str, Any] = {}
-        while True:
-            found = self._client.request("GET", "/api/v1/nodes", limit=PAGE, **more)
-            page = object_list(found)
-            yield from page.items
-            if not page.next:
-                return
-            more = {"continue": page.next}
 
     def _quota(self) -> Iterator[Finding]:
         gpus, count = len(self._plan.hosts[0].host.gpus), len(self._plan.hosts)

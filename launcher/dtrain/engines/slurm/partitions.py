@@ -96,7 +96,7 @@ def gpus_of(partitions: Iterable[Partition], slurm: Slurm) -> QueueGpus:
         types = [kind for kind in types if kind.lower() == slurm.gpu_type.lower()]
         types = types or [slurm.gpu_type]
     most = max((machine.count(slurm.gpu_type) for machine in first.machines), default=0)
-    return QueueGpus(first.name, tuple(types), most)
+    return QueueGpus(f"partition {first.name}", "slurm.gpu_type", tuple(types), most)
 
 
 def read(partitions: str, machines: str) -> tuple[Partition, ...]:
