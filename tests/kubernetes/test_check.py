@@ -191,3 +191,23 @@ def test_a_plan_asks_the_cluster_for_its_gpus(kubernetes: Kubernetes, launcher: 
     assert done.code == 2
     assert "its cluster cannot be asked: " in done.stderr
     assert "add 'gpu: a100-80gb' to cluster" in done.stderr
+
+
+def test_a_first_file_is_accepted(kubernetes: Kubernetes, launcher: Launcher) -> None:
+    def run(*argv: str) -> Done:
+        return launcher.command(*argv, env=kubernetes.environment).wait()
+
+    options = ("--image", "test:1", "--framework", "none", "--script", this.__file__)
+    assert run("init", "first.yaml", *options, "--nodes", "2").code == 0
+    cluster = yaml.safe_load((launcher.folder / "first.yaml").read_text())["cluster"]
+    image = {"image": "test:1"}
+    assert cluster == {"kubernetes": image, "nodes": 2, "gpus": 2, "gpu": "a100-80gb"}
+    done = run("check", "first.yaml")
+    assert done.code == 0, str(done)
+    kubernetes.deny("list", "nodes")
+    done = run("init", "second.yaml", *options, "--nodes", "2")
+    assert done.code == 2
+    assert "the GPUs of the machines are not known: " in done.stderr
+    assert "--gpus is missing" in done.stderr
+    assert run("init", "second.yaml", *options, "--nodes", "2", "--gpus", "0").code == 0
+    assert "2 workers" in run("launch", "second.yaml").stderr

@@ -16,6 +16,7 @@ import typer
 from dtrain.checks import Evidence
 from dtrain.diagnostics import NodeError, SpecError, UsageError
 from dtrain.engines.inspection import examine
+from dtrain.engines.kubernetes.machines import KubernetesMachine, Vendor, with_gpus
 from dtrain.engines.slurm import login_shell
 from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
@@ -26,7 +27,14 @@ from dtrain.spec.model import Framework, Slurm
 from dtrain.spec.source import MAX_SIZE
 from dtrain.transport.select import Transports
 from dtrain.wording import counted, either
-from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
+from dtrain_cli import (
+    completion,
+    first_file,
+    first_kubernetes_file,
+    first_slurm_file,
+    output,
+    prompt,
+)
 from dtrain_cli.commands.select import unfolded
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.output import notice, progress
@@ -39,6 +47,8 @@ _OPTIONS = {
     "cluster.gpus": "--gpus",
     "cluster.ssh.user": "--user",
     "cluster.slurm.login": "--login",
+    "cluster.kubernetes.image": "--image",
+    "cluster.nodes": "--nodes",
     "job.script": "--script",
     "job.module": "--script",
 }
@@ -52,7 +62,7 @@ _SLOTS = re.compile(r"(?:([^:]+):|slots=)([0-9]+)")
 _SCRIPT = "Training script"
 _PROBE = "Inspect the hosts over SSH now, yes or no"
 _GPUS = "GPUs of each host"
-_SLURM = ", or --slurm for a Slurm cluster"
+_OTHERS = ", or --slurm for a Slurm cluster, or --image for Kubernetes"
 
 
 def init(
@@ -76,7 +86,10 @@ def init(
     slurm: Annotated[bool, flag("For Slurm; the default where `sinfo` works.", "--slurm")] = False,
     login: Annotated[str | None, option("For Slurm: its login host, over SSH.", "HOST")] = None,
     partition: Annotated[str | None, option("For Slurm: the partition.", "NAME")] = None,
-    nodes: Annotated[int | None, option("For Slurm: the number of machines.", "N")] = None,
+    image: Annotated[str | None, option("For Kubernetes: the image of the pods.", "IMAGE")] = None,
+    nodes: Annotated[
+        int | None, option("For Slurm and Kubernetes: the number of machines.", "N")
+    ] = None,
     force: Annotated[bool, flag("Replace an existing file.", "--force")] = False,
 ) -> None:
     """Write a first cluster file from your answers."""
@@ -84,6 +97,19 @@ def init(
         raise UsageError(
             f"{str(file)!r} exists already", hint="name another file, or replace it with --force"
         )
+    if image is not None:
+        given = {"--hosts": hosts, "--user": user, "--login": login, "--partition": partition}
+        others = [name for name, value in given.items() if value is not None]
+        others += ["--slurm"] * slurm + ["--probe"] * (probe is not None)
+        if others:
+            raise UsageError(
+                f"{others[0]} is not for Kubernetes, which chooses the machines",
+                hint=f"leave out {others[0]}, or --image",
+            )
+        text = _for_kubernetes(image, framework, script, gpus, nodes)
+        _check(text)
+        _write(file, text)
+        return
     wanted = slurm or login is not None or partition is not None or nodes is not None
     options = {"--hosts": hosts, "--user": user, "--gpus": gpus, "--probe": probe}
     over_ssh = [name for name, given in options.items() if given is not None]
@@ -99,7 +125,7 @@ def init(
             _check(text)
             _write(file, text)
             return
-    named, slots = _ask("--hosts", hosts, _HOSTS, _hosts, or_else=_SLURM)
+    named, slots = _ask("--hosts", hosts, _HOSTS, _hosts, or_else=_OTHERS)
     answers = first_file.Answers(
         named,
         _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
@@ -199,6 +225,28 @@ def _for_slurm(
         str(file.absolute().parent),
     )
     return first_slurm_file.text(answers, partitions)
+
+
+def _for_kubernetes(
+    image: str, framework: str | None, script: str | None, gpus: int | None, nodes: int | None
+) -> str:
+    vendor: Vendor = "nvidia"
+    machines: list[KubernetesMachine] = []
+    try:
+        with progress("asking the cluster for its machines …"):
+            vendor, machines = with_gpus()
+    except (UsageError, NodeError) as error:
+        notice(f"the GPUs of the machines are not known: {error.message}")
+    if gpus is None and not machines:
+        gpus = _ask("--gpus", None, _GPUS, _gpus)
+    answers = first_kubernetes_file.KubernetesAnswers(
+        image,
+        _ask("--nodes", None if nodes is None else str(nodes), "Machines", _number, "2"),
+        gpus,
+        _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
+        _ask("--script", script, _SCRIPT, _script, "train.py"),
+    )
+    return first_kubernetes_file.text(answers, machines, vendor)
 
 
 def _hosts(text: str) -> tuple[tuple[str, ...], int | None]:

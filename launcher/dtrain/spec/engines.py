@@ -62,8 +62,7 @@ FEATURES = (
     Feature("`dtrain exec` on the machines of a run"),
     Feature("number of machines, from a queue", ("cluster.nodes",), ("slurm", "kubernetes")),
     Feature("`dtrain check`"),
-    Feature("GPU types for `dtrain plan`"),
-    Feature("`dtrain init`", engines=_NOT_KUBERNETES),
+    Feature("`dtrain init`, GPU types for `dtrain plan`"),
     Feature(
         "hosts by name",
         ("cluster.hosts",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.manifest import GPUS
@@ -15,6 +15,7 @@ from dtrain.planning.request import QueueGpus
 from dtrain.records import dataclass
 from dtrain.spec.model import Kubernetes
 
+Vendor = Literal["nvidia", "amd"]
 PAGE = 500
 """Machines in one answer: those of a large cluster would exceed `client.MAX_ANSWER`."""
 _TYPE_LABELS = (
@@ -37,10 +38,16 @@ _OF_GKE = {
 class KubernetesMachine:
     gpus: int
     """Those that pods may ask for."""
-    gpu_type: str
-    """Empty if its labels name none."""
+    label: tuple[str, str] | None
+    """The key and the value of the label with the type of its GPUs, if it has one."""
     usable: bool
     """Whether the pods of the job may run on it."""
+
+    @property
+    def gpu_type(self) -> str:
+        """Empty if it is not known."""
+        value = self.label[1] if self.label is not None else ""
+        return _OF_GKE.get(value, value)
 
 
 def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
@@ -51,10 +58,10 @@ def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
         for machine in page.items:
             labels = _texts(machine, "metadata.labels")
             free = _texts(machine, "status.allocatable").get(GPUS[keys.gpu_vendor], "0")
-            kind = next(filter(None, map(labels.get, _TYPE_LABELS)), "")
+            types = ((key, labels[key]) for key in _TYPE_LABELS if labels.get(key))
             yield KubernetesMachine(
                 int(amount(free)),
-                _OF_GKE.get(kind, kind),
+                next(types, None),
                 not at(machine, "spec.unschedulable", bool)
                 and keys.node_selector.items() <= labels.items(),
             )
@@ -63,12 +70,27 @@ def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
         more = {"continue": page.next}
 
 
+def _usable(client: Client, keys: Kubernetes) -> list[KubernetesMachine]:
+    """Those with GPUs that the job may get. Raises NodeError."""
+    with answer_of(client.host, "listing the machines"):
+        return [one for one in machines(client, keys) if one.usable and one.gpus]
+
+
+def with_gpus() -> tuple[Vendor, list[KubernetesMachine]]:
+    """The vendor of GPUs that most machines of the current context have, and these machines. Raises
+    UsageError without a kubeconfig, and NodeError."""
+    client = Client(Kubernetes(""))
+    found = {
+        vendor: _usable(client, Kubernetes("", gpu_vendor=vendor)) for vendor in get_args(Vendor)
+    }
+    return max(found.items(), key=lambda each: len(each[1]))
+
+
 def gpus(keys: Kubernetes) -> QueueGpus:
     """The GPUs that a job with these keys gets. Raises UsageError without a kubeconfig, and
     NodeError."""
     client = Client(keys)
-    with answer_of(client.host, "listing the machines"):
-        usable = [one for one in machines(client, keys) if one.usable and one.gpus]
+    usable = _usable(client, keys)
     types = Counter(one.gpu_type for one in usable if one.gpu_type)
     return QueueGpus(
         where=f"the cluster {client.context or client.host}",
