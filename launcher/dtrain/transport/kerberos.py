@@ -11,6 +11,7 @@ from ctypes import CDLL, Structure, byref, c_char_p, c_size_t, c_uint32, c_void_
 from typing import Any
 
 from dtrain.framing import clean
+from dtrain.transport.login_methods import LoginMethodError
 
 LIBRARY = "libgssapi_krb5.so.2"
 MECHANISM = bytes.fromhex("2a864886f712010202")
@@ -28,13 +29,8 @@ _MAJOR_CODE, _MECHANISM_CODE = 1, 2
 MAX_REASON = 300
 
 
-class KerberosError(Exception):
-    """There is no ticket for the host, for the reason that the library gives. ``hint``: what the
-    user can do, if that is clear."""
-
-    def __init__(self, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.hint = hint
+class KerberosError(LoginMethodError):
+    """There is no ticket for the host, for the reason that the library gives."""
 
 
 class _Given(Structure):
