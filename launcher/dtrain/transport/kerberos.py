@@ -70,23 +70,26 @@ class Context:
         """The token to send in reply to the host's, which is empty at first; empty if none is
         needed. Raises KerberosError: without a ticket, for example."""
         given, reply = _Given(len(token), token), _Made()
-        status = self._call(
-            "gss_init_sec_context",
-            None,  # the user's default ticket
-            byref(self._context),
-            self._name,
-            byref(self._mechanism),
-            c_uint32(self._flags),
-            c_uint32(0),
-            None,
-            byref(given),
-            None,
-            byref(reply),
-            None,
-            None,
-        )
+        try:
+            status = self._call(
+                "gss_init_sec_context",
+                None,  # the user's default ticket
+                byref(self._context),
+                self._name,
+                byref(self._mechanism),
+                c_uint32(self._flags),
+                c_uint32(0),
+                None,
+                byref(given),
+                None,
+                byref(reply),
+                None,
+                None,
+            )
+        finally:  # a failure may have a token, too
+            token = self._taken(reply)
         self.complete = status == _COMPLETE
-        return self._taken(reply)
+        return token
 
     def sign(self, data: bytes) -> bytes:
         """The message integrity code of ``data``."""
