@@ -19,6 +19,7 @@ from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport import authentication, keys
 from dtrain.transport.keys import Keyring
+from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG, until
 from support.ssh_server import Login, SshServer
@@ -339,10 +340,10 @@ def test_a_host_whose_server_hangs_up_while_another_is_confirmed_is_tried_again(
         until((tmp_path / "asked").exists)
         second = pool.submit(transport.connect, Host("gpu02", "127.0.0.1", ssh=ssh))
         assert Observed.offered.wait(HANG)
+        logins = transport._unfinished
+        until(lambda: all(type(each.auth_handler) is LoginHandler for each in [*logins]))
         server.drop_connections()
-        known = transport._unfinished
-        # The second, if it came in between the offer and its answer.
-        until(lambda: server.connections == 2 or any(not each.is_active() for each in [*known]))
+        until(lambda: not all(each.is_active() for each in [*logins]))
         (tmp_path / "back").touch()
         for login in (first, second):
             login.result(HANG).close()
