@@ -53,6 +53,8 @@ def running_kdc(folder: Path, address: str = "127.0.0.1") -> Iterator[Kdc]:
 [libdefaults]
     default_realm = {REALM}
     dns_lookup_realm = false
+    dns_lookup_kdc = false
+    dns_uri_lookup = false
     dns_canonicalize_hostname = false
     qualify_shortname = ""
     forwardable = true

@@ -18,6 +18,7 @@ Options of `start_sshd`, all optional:
 - ``name``: folder name under ``tmp_path``, for several in one test.
 - ``namespace``: run it in this network namespace (``ip netns exec``).
 - ``pam``: its PAM stack, the text of a file of /etc/pam.d. Needs root, for a mount namespace.
+- ``etc``: a folder that it sees as /etc/ssh. Needs root, too.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ def start_sshd(
     name: str = "sshd",
     namespace: str | None = None,
     pam: str | None = None,
+    etc: Path | None = None,
     port: int | None = None,
 ) -> Sshd:
     """Start a server and return once it listens; see the module for the options."""
@@ -168,6 +170,7 @@ def start_sshd(
             [
                 *(["ip", "netns", "exec", namespace] if namespace else []),
                 *(_with_pam(folder, pam) if pam else []),
+                *(mounted(etc, "/etc/ssh") if etc else []),
                 binary,
                 "-D",
                 "-e",
@@ -209,8 +212,13 @@ def _with_pam(folder: Path, stack: str) -> list[str]:
     """A command prefix that gives only sshd another /etc/pam.d."""
     (folder / "pam.d").mkdir(exist_ok=True)
     (folder / "pam.d" / "sshd").write_text(stack)
-    script = 'mount --bind "$0" /etc/pam.d && exec "$@"'
-    return ["unshare", "--mount", "sh", "-c", script, str(folder / "pam.d")]
+    return mounted(folder / "pam.d", "/etc/pam.d")
+
+
+def mounted(folder: Path, place: str) -> list[str]:
+    """A command prefix: the command sees ``folder`` at ``place``, a folder."""
+    script = f'mount --bind "$0" {place} && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, str(folder)]
 
 
 @contextmanager

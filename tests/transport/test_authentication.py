@@ -19,6 +19,7 @@ from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport import authentication, keys
 from dtrain.transport.keys import Keyring
+from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG, until
 from support.ssh_server import Login, SshServer
@@ -309,19 +310,45 @@ def test_a_server_that_hangs_up_while_the_user_confirms_asks_once(
     assert asked() == 1
 
 
-def test_hosts_whose_server_hangs_up_while_others_are_confirmed_are_tried_again(
-    transport: SshTransport, tmp_path: Path, start_agent: Callable[..., Callable[..., None]]
+class Observed(Login):
+    """Says when a client has offered a key."""
+
+    offered = threading.Event()
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self.offered.set()
+        return super().check_auth_publickey(username, key)
+
+
+def test_a_host_whose_server_hangs_up_while_another_is_confirmed_is_tried_again(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    start_agent: Callable[..., Callable[..., None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The agent serves one login at a time, and the last ones outlast their LoginGraceTime."""
-    program, asked = confirming(tmp_path, "sleep 1.5")
-    add = start_agent(program)
-    with running_sshd(tmp_path, settings={"LoginGraceTime": "5"}) as sshd:
-        add(sshd.identity, "-c")
-        hosts = [host_on(sshd, f"gpu{number}", identity=None) for number in range(5)]
-        with ThreadPoolExecutor(len(hosts)) as pool:
-            for connection in pool.map(transport.connect, hosts):
-                connection.close()
-    assert asked() < 2 * len(hosts)
+    """The agent serves one login at a time, and the next one outlasts its LoginGraceTime."""
+    monkeypatch.setattr(authentication, "CONFIRM_SECONDS", 0.0)
+    program, asked = confirming(tmp_path, f"until [ -e {tmp_path}/back ]; do sleep 0.05; done")
+    start_agent(program)(sshd.identity, "-c")
+    blob = base64.b64decode(Path(f"{sshd.identity}.pub").read_text().split()[1])
+    with SshServer(blob) as server, ThreadPoolExecutor(2) as pool:
+        server.login = Observed
+        (tmp_path / "known").write_text(server.host_key_line)
+        ssh = Ssh("ml", server.port, known_hosts=str(tmp_path / "known"))
+        first = pool.submit(transport.connect, host_on(sshd, identity=None))
+        until((tmp_path / "asked").exists)
+        second = pool.submit(transport.connect, Host("gpu02", "127.0.0.1", ssh=ssh))
+        assert Observed.offered.wait(HANG)
+        logins = transport._unfinished
+        until(lambda: all(type(each.auth_handler) is LoginHandler for each in [*logins]))
+        server.drop_connections()
+        until(lambda: not all(each.is_active() for each in [*logins]))
+        (tmp_path / "back").touch()
+        for login in (first, second):
+            login.result(HANG).close()
+        assert server.connections == 2
+    assert asked() == 2
 
 
 class Denying(Login):

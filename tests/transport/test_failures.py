@@ -6,6 +6,7 @@ import base64
 import errno
 import logging
 import os
+import queue
 import re
 import socket
 import subprocess
@@ -14,15 +15,17 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import paramiko
 import pytest
 
+from dtrain import hostlist
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
-from dtrain.transport import retry, ssh
+from dtrain.transport import retry, unanswered
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_transport import MAX_GREETING, BoundedPacketizer
 from support.limits import HANG, until
@@ -214,23 +217,47 @@ def test_retries_end_if_the_server_hangs(
         assert "(MTU): `ping -M do -s 1400 127.0.0.1`" in caught.value.hint
 
 
-def test_a_jump_host_that_hangs_is_named_early(
-    tmp_path: Path, blob: bytes, host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["", "the jump host "])
+def test_a_host_that_hangs_is_named_early(
+    tmp_path: Path,
+    blob: bytes,
+    host: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
-    monkeypatch.setattr(ssh, "JUMP_NOTICE_SECONDS", 0.1)
-    named = threading.Event()
-
-    def notice(text: str) -> None:
-        assert text == f"waiting for the jump host 127.0.0.1 (127.0.0.1:{server.port}) to answer"
-        named.set()
-
+    monkeypatch.setattr(unanswered, "NOTICE_SECONDS", 0.1)
+    notices: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Hanging(blob) as server, ThreadPoolExecutor(1) as pool:
-        transport = SshTransport(tmp_path, notice=notice)
-        jump = f"user@127.0.0.1:{server.port}"
+        transport = SshTransport(tmp_path, notice=notices.put)
+        jump = f"user@127.0.0.1:{server.port}" if kind else None
         connecting = pool.submit(transport.connect, host(server, jump=jump))
-        assert named.wait(HANG)
+        name = "127.0.0.1" if kind else "gpu01"
+        expected = f"waiting for {kind}{name} (127.0.0.1:{server.port}) to answer"
+        assert notices.get(timeout=HANG) == expected
         transport.close()
         assert isinstance(connecting.exception(HANG), ConnectError)
+
+
+def test_hosts_that_hang_share_a_notice(
+    tmp_path: Path, blob: bytes, host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait when the first one is late."""
+    monkeypatch.setattr(unanswered, "NOTICE_SECONDS", 1.0)
+    monkeypatch.setattr(unanswered, "TOGETHER", 1.0)
+    notices: queue.SimpleQueue[str] = queue.SimpleQueue()
+    names = [f"gpu{number:02}" for number in range(1, 5)]
+    with Hanging(blob) as server, ThreadPoolExecutor(len(names)) as pool:
+        transport = SshTransport(tmp_path, notice=notices.put)
+        for name in names:
+            pool.submit(transport.connect, replace(host(server), name=name))
+        named: list[str] = []
+        while len(named) < len(names):
+            text = notices.get(timeout=HANG)
+            found = re.fullmatch(r"waiting for (\S+)( \(\S+\))? to answer", text)
+            assert found, text
+            named += hostlist.unfold(found[1])
+        assert sorted(named) == names  # each once
+        transport.close()
 
 
 def test_a_server_that_does_not_speak_ssh(

@@ -1,5 +1,6 @@
-"""Authenticates the user: with a Kerberos ticket, with public keys in the order of `keys`, and with
-answers to the server's questions (keyboard-interactive) if the server requires them."""
+"""Authenticates the user: with a Kerberos ticket, with the host key of this machine, with public
+keys in the order of `keys`, and with answers to the server's questions (keyboard-interactive) if
+the server requires them."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from paramiko.ssh_exception import BadAuthenticationType
 from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.host_login import HostLogin, own_host_keys
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
-from dtrain.transport.kerberos import Context, KerberosError
+from dtrain.transport.kerberos import Context
 from dtrain.transport.keys import (
     AGENT_ONLY,
     NOT_SIGNED,
@@ -27,8 +29,8 @@ from dtrain.transport.keys import (
     PublicKey,
     UnusableKeyError,
 )
-from dtrain.transport.login_handler import LoginHandler
-from dtrain.transport.login_methods import KEY, QUESTIONS, TICKET
+from dtrain.transport.login_handler import LoginHandler, MethodHandler
+from dtrain.transport.login_methods import HOST, KEY, QUESTIONS, TICKET, LoginMethodError
 from dtrain.transport.questions import Ask, never
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.ssh_transport import ClientTransport
@@ -42,6 +44,17 @@ END_SECONDS = 2.0
 MOST_SAID = 300
 """Bytes of a server's words that a message shows."""
 
+_NAMES = {
+    KEY: "a key",
+    TICKET: "a Kerberos ticket",
+    HOST: "the host key of this machine",
+}
+_SHORT = {TICKET: "Kerberos", HOST: "host-based"}
+_WAYS = {
+    TICKET: "run `kinit` and set `GSSAPIAuthentication yes`",
+    HOST: "set `HostbasedAuthentication yes`",
+}
+"""What allows a method that the server accepts."""
 _PK_OK = 60
 """SSH_MSG_USERAUTH_PK_OK. paramiko defines this number only with its other meaning."""
 
@@ -64,8 +77,9 @@ def authenticate(
     candidates, left_out = keyring.candidates(endpoint)
     waiting = list(candidates) if KEY in endpoint.methods else []
     while not attempt.hung_up:
-        if attempt.ticket_problem is None and attempt.may_use(TICKET):
-            if attempt.with_ticket():
+        proof = next(filter(attempt.may_use, attempt.proofs), None)
+        if proof:
+            if attempt.with_proof(proof):
                 return
         elif waiting and attempt.may_use(KEY):
             candidate = waiting.pop(0)
@@ -102,11 +116,10 @@ class _Login:
         """The keys that the server refused."""
         self.acceptable = ""
         """The latest key, if the server would accept it."""
-        self.ticket_problem = None if TICKET in endpoint.methods else ""
-        """Why the user's Kerberos ticket did not lead to a login. None if it was not tried, empty
-        if it must not be."""
-        self.ticket_hint = ""
-        """What the user can do about it, if that is clear."""
+        self.proofs = [method for method in (TICKET, HOST) if method in endpoint.methods]
+        """The methods to try before the user's keys."""
+        self.problems: dict[str, LoginMethodError] = {}
+        """Why those that were tried did not lead to a login."""
         self.unanswered = ""
         """Why the server's questions did not lead to a login."""
         self.hung_up = ""
@@ -121,24 +134,57 @@ class _Login:
     def may_use(self, method: str) -> bool:
         return method == KEY if self.methods is None else method in self.methods
 
-    def with_ticket(self) -> bool:
+    def with_proof(self, method: str) -> bool:
+        """Log in with one of ``proofs``."""
+        self.proofs.remove(method)
+        try:
+            return self._with_ticket() if method == TICKET else self._with_host_key()
+        except LoginMethodError as problem:
+            self._note(method, problem)
+            return False
+
+    def _with_ticket(self) -> bool:
         """Log in with the user's default Kerberos ticket."""
         endpoint = self._endpoint
-        try:
-            # Kerberos asks its own server for the ticket of this host.
-            with self._excuse():
-                context = Context(endpoint.ticket_host, delegate=endpoint.delegates_ticket)
-                first = context.step(b"")
-        except KerberosError as problem:
-            self.ticket_problem, self.ticket_hint = str(problem), problem.hint
-            return False
-        login = TicketLogin(self._transport, context, first)
-        self.ticket_problem = "the server refused the ticket"
-        self.ticket_hint = "check with `klist` whose ticket it is, and the log of its sshd"
-        accepted = self._request(TICKET, login, partial(login.request, endpoint.user))
-        if accepted or login.problem or TICKET in self.passed:
-            self.ticket_problem, self.ticket_hint = login.problem, ""
+        # Kerberos asks its own server for the ticket of this host.
+        with self._excuse():
+            context = Context(endpoint.ticket_host, delegate=endpoint.delegates_ticket)
+            first = context.step(b"")
+        login = TicketLogin(self._transport, endpoint.user, context, first)
+        hint = "check with `klist` whose ticket it is, and the log of its sshd"
+        return self._prove(login, LoginMethodError("the server refused the ticket", hint))
+
+    def _with_host_key(self) -> bool:
+        """Log in with a host key of this machine."""
+        endpoint = self._endpoint
+        for algorithm, key in own_host_keys(endpoint.algorithms.own_host_keys):
+            try:
+                with self._excuse():
+                    login = HostLogin(self._transport, endpoint.user, algorithm, key)
+            except LoginMethodError as problem:
+                self._note(HOST, problem)
+                continue
+            if self._prove(login, login.refusal):
+                return True
+            if self.hung_up or HOST in self.passed or not self.may_use(HOST):
+                break
+        return False
+
+    def _prove(self, login: MethodHandler, refusal: LoginMethodError) -> bool:
+        """Send ``login``. ``refusal`` is the problem if the server does not accept it."""
+        method = login.method
+        self.problems.setdefault(method, refusal)
+        accepted = self._request(method, login, login.request)
+        if login.problem:
+            self.problems[method] = LoginMethodError(login.problem)
+        elif accepted or method in self.passed:
+            del self.problems[method]
         return accepted
+
+    def _note(self, method: str, problem: LoginMethodError) -> None:
+        self.problems.setdefault(method, problem)
+        # The server may not have waited for it.
+        self._raise_if_gone(paramiko.SSHException(problem))
 
     def with_key(self, candidate: OfferedKey) -> bool:
         self.acceptable = ""
@@ -285,7 +331,7 @@ class _Login:
         said = self._said()
         reason = "; ".join(filter(None, (said, ended)))
         # After an answer, another connection would only prompt the user again.
-        refused = self.tried or self.ticket_problem
+        refused = self.tried or self.problems
         if self.asked or (refused and "authentication failures" in ended.lower()):
             self.hung_up = reason
             return
@@ -345,8 +391,10 @@ def _refused(
     hint = f"check whether `{endpoint.command}` works; if not, install a key with "
     hint += f"`{endpoint.copy_id(paths[0] if paths else None)}` or load one with `ssh-add`"
     wanted = " or ".join(attempt.methods or [])
-    problems = {QUESTIONS: attempt.unanswered, "Kerberos": attempt.ticket_problem}
-    why = "".join(f" ({name}: {problem})" for name, problem in problems.items() if problem)
+    problems = {_SHORT[method]: str(problem) for method, problem in attempt.problems.items()}
+    if attempt.unanswered:
+        problems[QUESTIONS] = attempt.unanswered
+    why = "".join(f" ({name}: {problem})" for name, problem in problems.items())
     if attempt.methods == []:
         reason = "it allows no authentication method"
         hint = "check AuthenticationMethods and PubkeyAuthentication in its sshd_config"
@@ -358,11 +406,10 @@ def _refused(
         hint = "check the account there, such as with `chage -l`, and the log of its sshd"
     elif attempt.hung_up:
         keys = f"{len(attempt.tried)} refused keys: {'; '.join(attempt.tried)}"
-        reason = f"it closed the connection after {keys if attempt.tried else 'a refused ticket'}"
+        reason = f"it closed the connection after {keys if attempt.tried else 'a refusal'}{why}"
         hint = "set `identity` under `ssh` in the cluster file to the right key"
     elif attempt.passed:
-        named = {KEY: "a key", TICKET: "a Kerberos ticket"}
-        passed = [named.get(name, name) for name in attempt.passed]
+        passed = [_NAMES.get(name, name) for name in attempt.passed]
         accepted = " and ".join(dict.fromkeys(passed))
         reason = f"it accepted {accepted} but also requires {wanted}{why}"
         hint = _methods_hint(attempt)
@@ -370,7 +417,8 @@ def _refused(
         reason = f"it accepts no keys, only {wanted}{why}"
         hint = _methods_hint(attempt)
     elif KEY not in endpoint.methods:
-        reason = f"ssh's configuration allows only a Kerberos ticket{why}"
+        names = " or ".join(_NAMES[name] for name in (TICKET, HOST) if name in endpoint.methods)
+        reason = f"ssh's configuration allows only {names}{why}"
         hint = f"check whether `{endpoint.command}` works"
     elif attempt.tried:
         reason = f"it refused every key: {'; '.join(attempt.tried)}{why}"
@@ -403,20 +451,21 @@ def _refused(
             hint = "correct `identity` under `ssh` in the cluster file, or the file that it names"
     keys_may_help = KEY in endpoint.methods and attempt.may_use(KEY)
     if attempt.hung_up and not attempt.tried:
-        keys_may_help = False  # the ticket comes first
-    if attempt.ticket_problem and not keys_may_help:
-        hint = attempt.ticket_hint or f"check whether `{endpoint.command}` works"
-    elif attempt.ticket_hint:
-        hint = f"{attempt.ticket_hint}, or {hint}"
+        keys_may_help = False  # the others come first
+    hints = [problem.hint for problem in attempt.problems.values() if problem.hint]
+    if keys_may_help or not attempt.problems:
+        hints.append(hint)
+    hint = ", or ".join(hints) or f"check whether `{endpoint.command}` works"
     error = endpoint.error(AuthError, reason, hint=hint)
     error.asked = attempt.asked
     return error
 
 
 def _methods_hint(attempt: _Login) -> str:
-    if attempt.may_use(TICKET) and not attempt.may_use(QUESTIONS):
-        return "set `GSSAPIAuthentication yes` in ssh's configuration, and run `kinit`"
     if not attempt.may_use(QUESTIONS):
+        ways = ", or ".join(way for method, way in _WAYS.items() if attempt.may_use(method))
+        if ways:
+            return f"{ways} in ssh's configuration"
         return "dtrain sends no passwords: configure sshd to accept only a key from this user"
     if attempt.asked:
         return "try again, or configure sshd to accept only a key from this user"

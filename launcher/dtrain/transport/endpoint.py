@@ -59,6 +59,8 @@ class Algorithms:
     kex: tuple[str, ...] | None = None
     host_keys: tuple[str, ...] | None = None
     user_keys: tuple[str, ...] | None = None
+    own_host_keys: tuple[str, ...] = ()
+    """To sign with host keys of this machine."""
     authorities: tuple[str, ...] | None = None
     """Signature algorithms of certificate authorities."""
     rsa_bits: int = 0
@@ -190,6 +192,7 @@ def _algorithms(options: Options) -> Algorithms:
         kex=options.names("kexalgorithms"),
         host_keys=options.names("hostkeyalgorithms"),
         user_keys=options.names("pubkeyacceptedalgorithms"),
+        own_host_keys=tuple((options.get("hostbasedacceptedalgorithms") or "").split(",")),
         authorities=options.names("casignaturealgorithms"),
         rsa_bits=options.number("requiredrsasize", 1024),
     )

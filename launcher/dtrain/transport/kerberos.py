@@ -11,6 +11,7 @@ from ctypes import CDLL, Structure, byref, c_char_p, c_size_t, c_uint32, c_void_
 from typing import Any
 
 from dtrain.framing import clean
+from dtrain.transport.login_methods import LoginMethodError
 
 LIBRARY = "libgssapi_krb5.so.2"
 MECHANISM = bytes.fromhex("2a864886f712010202")
@@ -28,13 +29,8 @@ _MAJOR_CODE, _MECHANISM_CODE = 1, 2
 MAX_REASON = 300
 
 
-class KerberosError(Exception):
-    """There is no ticket for the host, for the reason that the library gives. ``hint``: what the
-    user can do, if that is clear."""
-
-    def __init__(self, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.hint = hint
+class KerberosError(LoginMethodError):
+    """There is no ticket for the host, for the reason that the library gives."""
 
 
 class _Given(Structure):
@@ -74,23 +70,26 @@ class Context:
         """The token to send in reply to the host's, which is empty at first; empty if none is
         needed. Raises KerberosError: without a ticket, for example."""
         given, reply = _Given(len(token), token), _Made()
-        status = self._call(
-            "gss_init_sec_context",
-            None,  # the user's default ticket
-            byref(self._context),
-            self._name,
-            byref(self._mechanism),
-            c_uint32(self._flags),
-            c_uint32(0),
-            None,
-            byref(given),
-            None,
-            byref(reply),
-            None,
-            None,
-        )
+        try:
+            status = self._call(
+                "gss_init_sec_context",
+                None,  # the user's default ticket
+                byref(self._context),
+                self._name,
+                byref(self._mechanism),
+                c_uint32(self._flags),
+                c_uint32(0),
+                None,
+                byref(given),
+                None,
+                byref(reply),
+                None,
+                None,
+            )
+        finally:  # a failure may have a token, too
+            token = self._taken(reply)
         self.complete = status == _COMPLETE
-        return self._taken(reply)
+        return token
 
     def sign(self, data: bytes) -> bytes:
         """The message integrity code of ``data``."""

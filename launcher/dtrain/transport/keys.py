@@ -379,7 +379,7 @@ def _in_order_of_ssh(
     place = {blob: index for index, blob in enumerate(held)}
     by_agent = [file for file in files if file.public and file.public.blob in place]
     by_agent.sort(key=lambda file: place[file.public.blob] if file.public else 0)
-    chosen = {public.blob for public in map(_read_public, certificates) if public}
+    chosen = {public.blob for public in map(read_public, certificates) if public}
     certified = [key for key in (*files, *others) if key.public and key.public.blob in chosen]
     return [*certified, *by_agent, *others, *files]
 
@@ -403,7 +403,7 @@ def _agent_candidate(key: AgentKey, name: str, public: PublicKey) -> OfferedKey:
 
 def _certificates(key: PublicKey, files: Iterable[Path]) -> Iterator[PublicKey]:
     """The certificates for the key among the files."""
-    for public in map(_read_public, files):
+    for public in map(read_public, files):
         if public and _certifies(public, key):
             yield public
 
@@ -434,10 +434,10 @@ def _openssh_header(text: str) -> tuple[PublicKey | None, bool]:
 
 
 def _public_file(path: Path) -> PublicKey | None:
-    return _read_public(path if path.suffix == ".pub" else Path(f"{path}.pub"))
+    return read_public(path if path.suffix == ".pub" else Path(f"{path}.pub"))
 
 
-def _read_public(path: Path) -> PublicKey | None:
+def read_public(path: Path) -> PublicKey | None:
     try:
         kind, encoded, *_ = path.read_text(errors="replace").split(None, 2)
         return PublicKey(kind, base64.b64decode(encoded))

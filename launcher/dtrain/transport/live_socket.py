@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 import paramiko
 
@@ -46,9 +46,9 @@ class LiveSocket:
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
-        self._tcp: socket.socket | None = None
-        if isinstance(stream, socket.socket) and stream.family != socket.AF_UNIX:
-            self._tcp = stream if hasattr(socket, "TCP_QUICKACK") else None  # not on macOS
+        direct = isinstance(stream, socket.socket) and stream.family != socket.AF_UNIX
+        self.tcp = cast(socket.socket, stream) if direct else None
+        """The stream, if it is a TCP connection to the server itself."""
         self._buffer = memoryview(b"")
         self._read_size = LEAST_READ
         self._heard = self._looked = time.monotonic()
@@ -103,9 +103,9 @@ class LiveSocket:
         """Acknowledge what has arrived at once. An sshd that has sent a small packet holds the next
         one back until then, and Linux would wait 40 ms: each new connection would take that much
         longer."""
-        if self._tcp is not None:
+        if self.tcp is not None and hasattr(socket, "TCP_QUICKACK"):  # not on macOS
             with suppress(OSError):  # closed in the meantime: the next call reports it
-                self._tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+                self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def settimeout(self, seconds: float | None) -> None:
         """paramiko requests 0.1 s. `close` wakes a reader here, so longer timeouts are enough."""

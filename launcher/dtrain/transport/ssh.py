@@ -12,9 +12,8 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
@@ -47,6 +46,7 @@ from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
 from dtrain.transport.ssh_connection import SshConnection
 from dtrain.transport.ssh_transport import ClientTransport, HostKeyProofError
 from dtrain.transport.threads import blocking, fulfil
+from dtrain.transport.unanswered import Unanswered
 
 _Jump: TypeAlias = SshConnection | ControlMaster
 
@@ -58,8 +58,6 @@ drops connections at random (MaxStartups 10:30:100), and it may have other clien
 EARLY = 16
 """Limit on hosts that are connected early: more are not finished when their connections are needed,
 and each needs a thread more."""
-JUMP_NOTICE_SECONDS = 3.0
-"""Seconds without an answer after which a notice names the jump host: all hosts behind it wait."""
 ASKED_SECONDS = 60.0
 """Seconds for which all hosts share an answer of the user that their jump host refused."""
 
@@ -85,6 +83,7 @@ class SshTransport:
     ) -> None:
         self._notice_once = notice
         self._noticed: set[str] = set()
+        self._unanswered = Unanswered(notice)
         self._lock = threading.Lock()
         self._resolver = Resolver(base, self._notice)
         self._ask = Questions(ask) if ask else None
@@ -168,7 +167,7 @@ class SshTransport:
         server = self._server_slots(endpoint)
         with server, self._handshakes:
             deadline = time.monotonic() + endpoint.timeout
-            with self._naming_jump(endpoint):
+            with self._unanswered.watching(endpoint):
                 stream = self._open_stream(endpoint, via, deadline)
             transport = ClientTransport(stream)
             with self._lock:
@@ -176,7 +175,7 @@ class SshTransport:
             try:
                 if self._closing.is_set():
                     raise endpoint.error(ConnectError, "the launch is ending")
-                with self._naming_jump(endpoint):
+                with self._unanswered.watching(endpoint):
                     self._handshake(endpoint, transport, stream, deadline)
                 key = _host_key(endpoint, transport)
                 check_host_key(endpoint, key, transport.host_key_blob)
@@ -197,19 +196,6 @@ class SshTransport:
                 with self._lock:
                     self._unfinished.discard(transport)
         return SshConnection(endpoint, transport)
-
-    @contextmanager
-    def _naming_jump(self, endpoint: Endpoint) -> Iterator[None]:
-        """Name a jump host that takes long to answer."""
-        text = f"waiting for the jump host {endpoint.host} ({endpoint.place}) to answer"
-        late = threading.Timer(JUMP_NOTICE_SECONDS, self._notice, [text])
-        late.daemon = True
-        if endpoint.is_jump:
-            late.start()
-        try:
-            yield
-        finally:
-            late.cancel()
 
     def _handshake(
         self,

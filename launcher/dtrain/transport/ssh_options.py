@@ -27,21 +27,21 @@ HONOURED = _names_in(
     """
     AddressFamily BatchMode BindAddress CASignatureAlgorithms CertificateFile Ciphers Compression
     ConnectTimeout ControlPath GlobalKnownHostsFile GSSAPIAuthentication GSSAPIDelegateCredentials
-    GSSAPIServerIdentity HashKnownHosts HostKeyAlgorithms HostKeyAlias HostName
-    IdentitiesOnly IdentityAgent IdentityFile KbdInteractiveAuthentication KexAlgorithms MACs Port
-    PreferredAuthentications ProxyCommand ProxyJump PubkeyAcceptedAlgorithms PubkeyAuthentication
-    RequiredRSASize RevokedHostKeys ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking
-    User UserKnownHostsFile
+    GSSAPIServerIdentity HashKnownHosts HostbasedAcceptedAlgorithms HostbasedAuthentication
+    HostKeyAlgorithms HostKeyAlias HostName IdentitiesOnly IdentityAgent IdentityFile
+    KbdInteractiveAuthentication KexAlgorithms MACs Port PreferredAuthentications ProxyCommand
+    ProxyJump PubkeyAcceptedAlgorithms PubkeyAuthentication RequiredRSASize RevokedHostKeys
+    ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking User UserKnownHostsFile
     """
 )
 
 _FORWARDING = "dtrain forwards nothing"
 
 _REASONS: Mapping[str, str] = {
-    "dtrain uses keys, Kerberos tickets, and keyboard-interactive if the server requires it": """
-        EnableSSHKeysign HostbasedAcceptedAlgorithms HostbasedAuthentication HostbasedKeyTypes
+    "dtrain sends no passwords, and answers any questions of the server if it requires that": """
         KbdInteractiveDevices PasswordAuthentication
     """,
+    "ssh-keysign itself reads it": "EnableSSHKeysign",
     "dtrain uses Kerberos only to log in, and exchanges keys without it": """
         GSSAPIKexAlgorithms GSSAPIKeyExchange GSSAPIRenewalForcesRekey
     """,

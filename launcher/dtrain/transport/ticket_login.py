@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import paramiko
-from paramiko.common import cMSG_USERAUTH_REQUEST
 
 from dtrain.transport.kerberos import MECHANISM, Context, KerberosError
-from dtrain.transport.login_handler import LoginHandler
+from dtrain.transport.login_handler import MethodHandler
 from dtrain.transport.login_methods import TICKET
 
 _RESPONSE, _TOKEN, _MIC = 60, 61, 66
@@ -18,36 +16,24 @@ _DER = b"\x06" + bytes([len(MECHANISM)]) + MECHANISM
 """The mechanism's name in SSH."""
 
 
-class TicketLogin(LoginHandler):
+class TicketLogin(MethodHandler):
     """One attempt. ``first`` is the first token of ``context``."""
 
-    def __init__(self, transport: paramiko.Transport, context: Context, first: bytes) -> None:
-        super().__init__(transport)
+    method = TICKET
+
+    def __init__(
+        self, transport: paramiko.Transport, user: str, context: Context, first: bytes
+    ) -> None:
+        super().__init__(transport, user)
         self._context = context
         self._first = first
-        self.problem = ""
-        """Why the attempt ended on this side."""
-
-    def request(self, user: str, done: threading.Event) -> None:
-        """Sets ``done`` once the server has accepted or refused."""
-        with self.transport.lock:
-            self.auth_event = done
-            self.auth_method = TICKET
-            self.username = user
-            self._request_auth()
 
     def _request_login(self, _accepted: paramiko.Message) -> None:
         request = paramiko.Message()
-        self._add_request(request)
+        self.begin_request(request)
         request.add_int(1)
         request.add_string(_DER)
-        self._send(request)
-
-    def _add_request(self, message: paramiko.Message) -> None:
-        message.add_byte(cMSG_USERAUTH_REQUEST)
-        message.add_string(self.username or "")
-        message.add_string("ssh-connection")
-        message.add_string(TICKET)
+        self.send(request)
 
     def _parse_response(self, message: paramiko.Message) -> None:
         if message.get_binary() == _DER:
@@ -72,20 +58,17 @@ class TicketLogin(LoginHandler):
         message = paramiko.Message()
         message.add_byte(bytes([_TOKEN]))
         message.add_string(token)
-        self._send(message)
+        self.send(message)
 
     def _send_code(self) -> None:
         """Sign this connection's number and the request, so that no other server can use them."""
         signed = paramiko.Message()
         signed.add_string(self.transport.session_id or b"")
-        self._add_request(signed)
+        self.begin_request(signed)
         message = paramiko.Message()
         message.add_byte(bytes([_MIC]))
         message.add_string(self._context.sign(signed.asbytes()))
-        self._send(message)
-
-    def _send(self, message: paramiko.Message) -> None:
-        self.transport._send_message(message)  # type: ignore[attr-defined]
+        self.send(message)
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem
