@@ -85,10 +85,15 @@ class KubernetesFollower:
 
     def _follow(self) -> Report | None:
         """The report, or None if the job goes on without this process."""
-        job = self._job
+        job, events = self._job, self._readers.events
+        look_at = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
-                self._handle(self._readers.events.get(timeout=TICK))
+                self._handle(events.get(timeout=TICK))
+            # A look costs what all pods cost, and each pod sends events.
+            if not events.empty() and time.monotonic() < look_at:
+                continue
+            look_at = time.monotonic() + TICK
             hangs = job.watch.look()
             if self._control.left:
                 return None

@@ -8,6 +8,7 @@ and the follower connects again. Requests to stop come from any thread; a writer
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
@@ -30,6 +31,8 @@ from dtrain.transport.threads import blocking
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""
+LOOK_SECONDS = 0.1
+"""Seconds between two looks at the workers while messages arrive."""
 
 
 class SlurmFollower:
@@ -38,6 +41,7 @@ class SlurmFollower:
         self._login = login
         self._control = control
         self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL, self._fail)
+        self._look_at = 0.0
         self._full = False
         """Whether output is dropped: this machine cannot store it, and the job is to end."""
         self._unanswered = False
@@ -163,6 +167,10 @@ class SlurmFollower:
             raise channel.failure()
 
     def _watch(self) -> None:
+        # A look costs what all machines cost, and each machine sends messages.
+        if (now := time.monotonic()) < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
         watch = self._job.watch
         watch.look()
         while watch.orders:
