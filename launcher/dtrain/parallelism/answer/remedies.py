@@ -37,7 +37,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
     question = answer.question
     fixed = question.fixed
     if answer.fits and (
-        not answer.best.layout.offload or "offload" in fixed or question.fastest(offload=False)
+        not answer.best.layout.offload or "offload" in fixed or answer.plan.on_gpus.best
     ):
         return ()
     free = None if answer.fits else unconstrained(answer)
