@@ -357,7 +357,8 @@ def _expert(kernels: Kernels) -> float:
 def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
     """Activations go to the next stage and gradients back: exposed while the pipeline fills and
     drains, at most half exposed in between. If an interleaved pipeline computes at the same time,
-    only what takes longer than the computation of a piece is exposed, or what it slows down.
+    only what takes longer than the computation of a piece is exposed, or what it slows down. No
+    step is faster than the network: a host between two others sends twice for each piece.
     ``stage`` is the time of a micro-batch in the slowest stage.
 
     Return the exposed seconds, and those of the computation, which cannot hide other traffic, too.
@@ -377,5 +378,7 @@ def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
         piece = stage / v / 3  # The forward pass takes a third.
         waited = min(waited, exposed(once, piece, OVERLAPPED))
         hidden = min(once - waited, piece)
+    if p > 2 and stride >= kernels.cluster.gpus_per_host:
+        waited = max(waited, once - stage / v / 2)
     pieces = layout.grad_accumulation * v
     return 2 * ((p - 1) * once + pieces * waited), 2 * pieces * hidden
