@@ -347,6 +347,12 @@ def test_a_b200_is_suggested_before_a_b100() -> None:
     assert any(text.startswith("1 x b200") for text in remedies(answer))
 
 
+def test_no_gpu_is_suggested_that_only_one_supercomputer_has() -> None:
+    request = PlanRequest(model="qwen2.5-7b", gpus=3, gpu="l40s", gpus_per_host=1)
+    texts = remedies(pose(request).answer())
+    assert any(text.startswith("3 x h100-80gb") for text in texts)
+
+
 def test_a_loss_in_parts_is_suggested_where_the_logits_alone_are_too_large() -> None:
     long = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100", seq_len=2**19, global_batch=8)
     (text,) = (text for text in remedies(pose(long).answer()) if "`ChunkedCELoss`" in text)

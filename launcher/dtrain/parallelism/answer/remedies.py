@@ -311,6 +311,7 @@ def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
         gpu.memory > now.memory * 1.05
         and _precision(gpu, question) in gpu.flops
         and gpu.maker == now.maker
+        and not gpu.custom
         # Racks are not sold as single GPUs, and a GH200 has a host of its own.
         and (not gpu.domain or now.domain > 0)
         and machine(gpu.machine).gpus_per_host >= usual
