@@ -136,6 +136,17 @@ def test_a_faster_gpu_never_takes_longer(network: float) -> None:
     assert replace(one, cluster=replace(cluster, gpu=faster)).time.total < one.time.total
 
 
+@pytest.mark.parametrize(("hosts", "sends"), [(2, 1), (4, 2)])
+def test_a_pipeline_is_not_faster_than_its_hosts_can_send(hosts: int, sends: int) -> None:
+    """A host between two others sends an activation and a gradient for each micro-batch."""
+    shape = model("llama-3-70b")
+    layout = Layout(backend="megatron", tensor=8, pipeline=hosts, grad_accumulation=256)
+    slow = GpuCluster(hardware().gpu("h100-80gb"), 8 * hosts, 8, network=0.125)
+    found = step_time(shape, layout, slow, of_family("hopper"), ASSUMED)
+    least = 256 * sends * 2 * shape.seq_len * shape.hidden / 0.125e9
+    assert least < found.total < 2 * least
+
+
 @given(splits())
 @settings(max_examples=200, deadline=None)
 def test_each_kind_of_sharding_needs_no_more_memory_than_the_previous_one(

@@ -20,8 +20,9 @@ from dtrain.parallelism.answer.explain import headline
 from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import HEADROOM, RAN_OUT
+from dtrain.parallelism.cost.fitting import fitting
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.search import Plan, _ladders
+from dtrain.parallelism.search import Plan
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import Layout
@@ -47,7 +48,7 @@ def plan(question: Question) -> Plan:
 
 def test_lower_limits_are_below_the_costs(plan: Plan) -> None:
     for one in (*plan.fitting, *(group.example for group in plan.rejected)):
-        assert one.least_time <= one.time.total * (1 + 1e-12)
+        assert one.even_time <= one.least_time <= one.time.total * (1 + 1e-12)
         assert one.least_activations <= one.least_kept <= one.least_memory <= one.memory.total
 
 
@@ -131,14 +132,22 @@ def test_the_layouts_that_fit_are_found_without_evaluating_all(question: Questio
     assert len(plan.fitting) == sum(one.fits for one in plan.layouts)
 
 
-def test_a_longer_micro_batch_never_needs_less_memory() -> None:
-    # Where gradients are scattered, two micro-batches a step keep fewer of them than three.
-    asked = PlanRequest(model_size="70B", gpus=2, fixed={"sharding": "gradients", "offload": True})
-    ladders = list(_ladders(pose(asked).search().layouts))
-    assert max(map(len, ladders)) > 2
-    for ladder in ladders:
-        needs = [candidate.memory.total for candidate in ladder]
-        assert needs == sorted(needs)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        # Where gradients are scattered, two micro-batches a step keep fewer of them than three.
+        PlanRequest(model_size="70B", gpus=2, fixed={"sharding": "gradients", "offload": True}),
+        PlanRequest(model="deepseek-v2-lite", gpus=24, gpu="a100-80gb", backend="torchtitan"),
+        PlanRequest(model="qwen1.5-moe-a2.7b", gpus=48, gpu="l4", backend="megatron"),
+        PlanRequest(model="nemotron-3-nano-30b-a3b", gpus=32, gpu="a100-40gb"),
+    ],
+    ids=lambda asked: f"{asked.backend} {asked.model or asked.model_size}",
+)
+def test_the_layouts_that_fit_are_those_whose_memory_fits(asked: PlanRequest) -> None:
+    layouts = pose(asked).answer().plan.layouts
+    fits = fitting([replace(one) for one in layouts])
+    assert fits == [one.memory.total <= one.limit for one in layouts]
+    assert len(layouts) < 50 or 0 < sum(fits) < len(layouts)
 
 
 def test_a_layout_may_fit_although_its_full_recomputation_does_not() -> None:
@@ -336,6 +345,12 @@ def test_devices_without_a_backend_have_a_note() -> None:
 def test_a_b200_is_suggested_before_a_b100() -> None:
     answer = pose(PlanRequest(model_size="9B", gpus=1, gpu="rtx-4090")).answer()
     assert any(text.startswith("1 x b200") for text in remedies(answer))
+
+
+def test_no_gpu_is_suggested_that_only_one_supercomputer_has() -> None:
+    request = PlanRequest(model="qwen2.5-7b", gpus=3, gpu="l40s", gpus_per_host=1)
+    texts = remedies(pose(request).answer())
+    assert any(text.startswith("3 x h100-80gb") for text in texts)
 
 
 def test_a_loss_in_parts_is_suggested_where_the_logits_alone_are_too_large() -> None:

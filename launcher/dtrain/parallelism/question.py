@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from dtrain.diagnostics import UsageError
@@ -32,6 +32,10 @@ count longer, as in the ranking."""
 
 KEPT = ("reduce", "compile", "offload_activations")
 """Fields of a layout that a plan takes from the cluster file: no search chooses them."""
+
+
+# Caches of costs find the same object faster than an equal one.
+_usual = lru_cache(maxsize=64)(Assumptions.usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +273,7 @@ class Question:
         return Candidate(self.shape, layout, self.cluster, self.efficiency, assumed)
 
     def _assumed(self, backend: BackendName) -> Assumptions:
-        return Assumptions.usual(
+        return _usual(
             self.precision,
             self.cluster.gpu,
             backend,

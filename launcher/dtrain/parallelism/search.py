@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import product
-from operator import attrgetter
+from itertools import compress, product
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -18,6 +14,7 @@ from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.fitting import fitting
 from dtrain.parallelism.model.further import further_layers, most_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, changed, dataclass
@@ -35,11 +32,6 @@ MOST_PIECES = 8
 OFFLOAD = 0.5
 """Share of its own time that a step with an offloaded optimizer counts longer in the ranking: how
 fast the host updates depends on its threads and memory, which the planner does not know."""
-_SPLIT = attrgetter(
-    "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding", "recompute",
-    "sequence_parallel", "offload",
-)  # fmt: skip
-"""The fields of a layout that the search chooses, without its micro-batches."""
 _INDEPENDENT = {"micro_batch", "recompute", "offload"}
 """Fields that never make a layout inconsistent, whatever their values."""
 
@@ -65,6 +57,11 @@ class Plan:
     def best(self) -> Candidate | None:
         return next(self.ranked(), None)
 
+    @cached_property
+    def on_gpus(self) -> Plan:
+        """The plan of the layouts without offload."""
+        return Plan(tuple(one for one in self.layouts if not one.layout.offload))
+
     def ranked(self) -> Iterator[Candidate]:
         """Yield the layouts that fit, best first: see `rank_key`.
 
@@ -72,17 +69,10 @@ class Plan:
         memory, is computed only when a limit reaches the front, which few do before the first
         results.
         """
-        ladders = [_ladder(one.layout) for one in self.layouts]
-        leanest: dict[tuple[Any, ...], Candidate] = {}
-        for ladder, one in zip(ladders, self.layouts, strict=True):
-            if one.layout.micro_batch < leanest.setdefault(ladder, one).layout.micro_batch:
-                leanest[ladder] = one
-        small = {ladder for ladder, one in leanest.items() if one.least_kept <= one.limit}
+
         queue = [
-            # Rounding must not lift a limit above the time.
-            (_effort(one.layout) * one.least_time * (1 - 1e-9), place, "time")
+            (_effort(one.layout) * one.even_time, place, "time")
             for place, one in enumerate(self.layouts)
-            if ladders[place] in small
         ]
         heapify(queue)
         while queue:
@@ -93,30 +83,23 @@ class Plan:
             elif missing == "memory":
                 if candidate.fits:
                     heappush(queue, (rank_key(candidate), place, ""))
-            elif leanest[ladders[place]].fits:
+            elif candidate.least_kept <= candidate.limit:
                 heappush(queue, (_effort(candidate.layout) * candidate.time.total, place, "memory"))
 
     @property
     def fitting(self) -> tuple[Candidate, ...]:
-        """Layouts that fit, in any order."""
-        return self._parts[0]
-
-    @property
-    def rejected(self) -> tuple[Rejected, ...]:
-        """Layouts that do not fit, nearest first."""
-        return self._parts[1]
+        """Layouts that fit."""
+        return tuple(compress(self.layouts, self._fit))
 
     @cached_property
-    def _parts(self) -> tuple[tuple[Candidate, ...], tuple[Rejected, ...]]:
-        fitting: list[Candidate] = []
-        rest: list[list[Candidate]] = []
-        for ladder in _ladders(self.layouts):
-            # A longer micro-batch never needs less memory, so few members are evaluated.
-            end = bisect_left(ladder, True, key=lambda candidate: not candidate.fits)
-            fitting += ladder[:end]
-            if end < len(ladder):
-                rest.append(ladder[end:])
-        return tuple(fitting), tuple(_grouped(rest))
+    def rejected(self) -> tuple[Rejected, ...]:
+        """Layouts that do not fit, nearest first."""
+        rest = (one for one, fits in zip(self.layouts, self._fit, strict=True) if not fits)
+        return tuple(_grouped(rest))
+
+    @cached_property
+    def _fit(self) -> list[bool]:
+        return fitting(self.layouts)
 
     @property
     def considered(self) -> int:
@@ -160,22 +143,21 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
     plan = Plan(tuple(layouts))
     if not offload:
         return plan
-    most = rank_key(plan.best) if plan.best else math.inf
-
-    def offloaded(layouts: Iterable[Candidate]) -> Plan:
-        # The lower limit of a step's time is that of its layers, which offload does not change.
-        away = (
-            one.offloaded
-            for one in layouts
-            if one.may_offload and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
-        )
-        return Plan(tuple(one for one in away if one.fits_host))
-
-    if plan.best:
-        best = offloaded(one for one in plan.layouts if one.least_activations <= one.limit).best
-        if best is None or rank_key(best) >= most:
+    best, near = plan.best, [one for one in plan.layouts if one.may_offload]
+    if best:
+        # Lower limits of a step's time are those of its layers, which offload does not change.
+        most = rank_key(best) / (1 + OFFLOAD)
+        near = [one for one in near if one.even_time < most and one.least_time < most]
+        other = _offloaded(one for one in near if one.least_activations <= one.limit).best
+        if other is None or rank_key(other) >= rank_key(best):
             return plan
-    return Plan((*plan.layouts, *offloaded(plan.layouts).layouts))
+    return Plan((*plan.layouts, *_offloaded(near).layouts))
+
+
+def _offloaded(layouts: Iterable[Candidate]) -> Plan:
+    """Return a plan of those layouts whose optimizer the usual host can hold, with offload."""
+    away = (one.offloaded for one in layouts)
+    return Plan(tuple(one for one in away if one.fits_host))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,46 +350,31 @@ def _effort(layout: Layout) -> float:
     return factor + OFFLOAD * layout.offload
 
 
-def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:
-    """Group layouts that differ only in their micro-batch, shortest first."""
-    ladders: dict[tuple[Any, ...], list[Candidate]] = {}
-    for candidate in every:
-        ladders.setdefault(_ladder(candidate.layout), []).append(candidate)
-    for ladder in ladders.values():
-        ladder.sort(key=lambda candidate: candidate.layout.micro_batch)
-    return ladders.values()
-
-
-def _ladder(layout: Layout) -> tuple[Any, ...]:
-    """Return what layouts share if one of them with longer micro-batches never needs less
-    memory."""
-    # A stage that holds all micro-batches of a step at once holds fewer if they are longer. With up
-    # to two, the runtime keeps fewer gradients, too.
-    steps = layout.grad_accumulation
-    return (*_SPLIT(layout), steps if steps <= max(2, layout.pipeline) else 0)
-
-
-def _grouped(rest: Iterable[list[Candidate]]) -> Iterator[Rejected]:
-    """Group by kind of split; the smallest candidate of a kind is its example.
-
-    ``rest`` are parts of ladders: the first member of each needs the least memory.
-    """
-    counts = Counter[str]()
-    nearest: dict[str, Candidate] = {}
-    for ladder in rest:
-        candidate = ladder[0]
-        kind = _kind(candidate)
-        counts[kind] += len(ladder)
-        least = nearest.setdefault(kind, candidate).memory.total
-        # Each of these is a lower limit of the next, and much faster.
-        if (
-            candidate.least_kept < least
-            and candidate.least_memory < least
-            and candidate.memory.total < least
-        ):
-            nearest[kind] = candidate
+def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
+    """Group by kind of split; the smallest candidate of a kind is its example."""
+    kinds: dict[str, list[Candidate]] = {}
+    for candidate in rest:
+        kinds.setdefault(_kind(candidate), []).append(candidate)
+    nearest = {kind: _smallest(every) for kind, every in kinds.items()}
     for kind, example in sorted(nearest.items(), key=lambda one: one[1].memory.total):
-        yield Rejected(f"{kind}: out of memory", counts[kind], example)
+        yield Rejected(f"{kind}: out of memory", len(kinds[kind]), example)
+
+
+def _smallest(every: Sequence[Candidate]) -> Candidate:
+    """Return the first candidate that needs the least memory, from the memory of a few."""
+    # Each is a lower limit of the next, and much faster.
+    limits: tuple[Callable[[Candidate], float], ...] = (
+        lambda one: one.least_kept,
+        lambda one: one.least_memory,
+        lambda one: one.memory.total,
+    )
+    queue = [(limits[0](one), place, 1) for place, one in enumerate(every)]
+    heapify(queue)
+    while True:
+        _, place, known = heappop(queue)
+        if known == len(limits):
+            return every[place]
+        heappush(queue, (limits[known](every[place]), place, known + 1))
 
 
 def _kind(candidate: Candidate) -> str:

@@ -37,7 +37,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
     question = answer.question
     fixed = question.fixed
     if answer.fits and (
-        not answer.best.layout.offload or "offload" in fixed or question.fastest(offload=False)
+        not answer.best.layout.offload or "offload" in fixed or answer.plan.on_gpus.best
     ):
         return ()
     free = None if answer.fits else unconstrained(answer)
@@ -311,6 +311,7 @@ def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
         gpu.memory > now.memory * 1.05
         and _precision(gpu, question) in gpu.flops
         and gpu.maker == now.maker
+        and not gpu.custom
         # Racks are not sold as single GPUs, and a GH200 has a host of its own.
         and (not gpu.domain or now.domain > 0)
         and machine(gpu.machine).gpus_per_host >= usual

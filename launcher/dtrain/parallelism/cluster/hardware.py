@@ -56,6 +56,8 @@ class Gpu:
     """Number of GPUs of a host if each pair has its own part of ``link``, and no switch; else 0."""
     shares_memory: bool = False
     """Whether the host's processors have no memory beside its own, as in an MI300A."""
+    custom: bool = False
+    """Whether it was made for one supercomputer, so that nobody else can get it."""
     sustained: float = 1.0
     """Speed of its matrix products in shares of the peak, relative to the GPU that its efficiencies
     were fitted on, if ``source`` says why it differs. Otherwise that follows from ``watts``."""

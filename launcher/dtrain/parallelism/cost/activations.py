@@ -144,7 +144,7 @@ _OF_ACTIVATIONS = (
 _fields = attrgetter(*_OF_ACTIVATIONS)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 14)
 def _mean_of_pattern(
     shape: Shape, assumed: Assumptions, stage: int, sharded: bool, fields: tuple[Any, ...]
 ) -> float:

@@ -11,11 +11,11 @@ from dtrain.parallelism.cost.memory import (
     Memory,
     lasting_states,
     least_activations,
+    least_memory,
     memory,
-    stage_memory,
 )
 from dtrain.parallelism.cost.speed import Speed, speed
-from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
+from dtrain.parallelism.cost.step_time import StepTime, even_time, least_time, step_time
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, changed, dataclass
 from dtrain.runtime.layout import Layout
@@ -72,8 +72,8 @@ class Candidate:
 
     @cached_property
     def least_memory(self) -> float:
-        """GiB of the first pipeline stage: a lower limit of the memory, and cheaper to compute."""
-        return stage_memory(self.shape, self.layout, self.assumed, 0).total
+        """GiB of one pipeline stage: a lower limit of the memory, and cheaper to compute."""
+        return least_memory(self.shape, self.layout, self.assumed)
 
     @cached_property
     def least_activations(self) -> float:
@@ -123,6 +123,11 @@ class Candidate:
     def least_time(self) -> float:
         """A lower limit of the seconds of a step, which is cheaper to compute."""
         return least_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
+
+    @cached_property
+    def even_time(self) -> float:
+        """A lower limit of `least_time`, and much cheaper to compute."""
+        return even_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
 
     @cached_property
     def speed(self) -> Speed:

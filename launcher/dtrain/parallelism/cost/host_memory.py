@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.hardware import GIB
@@ -16,6 +16,7 @@ from dtrain.parallelism.cost.stages import (
     parameters_of_stage,
     stage_layers,
 )
+from dtrain.parallelism.cost.states import STATE_VALUES, with_state_values
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -40,6 +41,12 @@ def host_memory(shape: Shape, layout: Layout, assumed: Assumptions) -> HostMemor
     rounds each pinned tensor up to a power of two (``CachingHostAllocator.h``, pytorch issue
     150517).
     """
+    return _host_memory(shape, STATE_VALUES(layout), assumed)
+
+
+@lru_cache(maxsize=1 << 14)
+def _host_memory(shape: Shape, fields: tuple[Any, ...], assumed: Assumptions) -> HostMemory:
+    layout = with_state_values(fields)
     each = 2 if assumed.narrow_states else 4
     layers = stage_layers(shape, layout, assumed.habits.fullest)
     trained, frozen = max(

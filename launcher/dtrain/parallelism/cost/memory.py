@@ -18,7 +18,13 @@ from dtrain.parallelism.cost.products import tokens
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import Phase, Rank, peak
-from dtrain.parallelism.cost.stages import StageRank, extreme_stages, in_flight, layers_of_stage
+from dtrain.parallelism.cost.stages import (
+    StageRank,
+    extreme_stages,
+    fullest_stage,
+    in_flight,
+    layers_of_stage,
+)
 from dtrain.parallelism.cost.states import StageStates, stage_states
 from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.records import dataclass
@@ -81,6 +87,11 @@ def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
     return max(every, key=lambda m: m.total)
 
 
+def least_memory(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Return the GiB of the `fullest_stage`, a lower limit of the memory."""
+    return stage_memory(shape, layout, assumed, fullest_stage(shape, layout)).total
+
+
 # A plan searches the same layouts several times, to compare its choice with others.
 @lru_cache(maxsize=1 << 16)
 def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> Memory:
@@ -128,23 +139,27 @@ def _in_gib(
 
 
 def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Return the GiB that the first stage keeps for its backward passes, a lower limit of its
+    """Return the GiB that the `fullest_stage` keeps for its backward passes, a lower limit of its
     memory; 0 for the runtime, whose formulas have other terms."""
     if backend_of(layout).runtime_memory:
         return 0.0
-    kept = layers_of_stage(shape, layout, assumed, 0) * mean_activations(shape, layout, assumed, 0)
+    stage = fullest_stage(shape, layout)
+    layers = layers_of_stage(shape, layout, assumed, stage)
+    kept = layers * mean_activations(shape, layout, assumed, stage)
     # Rounding must not lift the limit above the memory.
-    return kept * tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / GIB
+    return kept * tokens(shape, layout) * in_flight(layout, stage) * (1 - 1e-9) / GIB
 
 
 def lasting_states(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Return the GiB of the weights and moments on a GPU of the first stage. Added to
+    """Return the GiB of the weights and moments on a GPU of the `fullest_stage`. Added to
     `least_activations`, they are a lower limit of its memory."""
+    stage = fullest_stage(shape, layout)
     if backend_of(layout).runtime_memory:
-        stage = Stage(shape, layout, assumed, 0, layers_of_stage(shape, layout, assumed, 0), 1)
-        lasting = stage.weights + stage.moments
+        layers = layers_of_stage(shape, layout, assumed, stage)
+        rank = Stage(shape, layout, assumed, stage, layers, 1)
+        lasting = rank.weights + rank.moments
     else:
-        states = stage_states(shape, layout, assumed, 0)
+        states = stage_states(shape, layout, assumed, stage)
         lasting = states.parameters + states.optimizer
     return lasting * (1 - 1e-9) / GIB
 

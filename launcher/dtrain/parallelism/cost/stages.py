@@ -119,6 +119,21 @@ def _different(shape: Shape, stages: int, pieces: int, alike: bool) -> frozenset
     return frozenset(first.values())
 
 
+def fullest_stage(shape: Shape, layout: Layout) -> int:
+    """Return the stage that probably needs the most memory: one of `extreme_stages`."""
+    if shape.pattern:
+        alike = backend_of(layout).runtime_memory
+        return _heaviest(shape, layout.pipeline, layout.virtual_pipeline, alike)
+    return 1 if layout.pipeline > 2 and _first_are_dense(shape) else 0
+
+
+@lru_cache(maxsize=4096)
+def _heaviest(shape: Shape, stages: int, pieces: int, alike: bool) -> int:
+    """Return the first stage of a pattern with the most parameters."""
+    sums = [sum(both) for both in _parameters(shape, stages, pieces, alike)]
+    return sums.index(max(sums))
+
+
 def receive_buffers(layout: Layout, stage: int) -> int:
     """Return the number of tensors into which a stage of PyTorch's pipelines receives: one for the
     input and one for the output's gradient of each piece and micro-batch of a step, from its start

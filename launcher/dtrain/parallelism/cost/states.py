@@ -35,19 +35,24 @@ _FIELDS = (
     "shard", "offload",
 )  # fmt: skip
 """The fields of a layout that the states depend on."""
-_VALUES = attrgetter(*_FIELDS)
+STATE_VALUES = attrgetter(*_FIELDS)
+
+
+def with_state_values(values: tuple[Any, ...]) -> Layout:
+    """Return a layout with these `STATE_VALUES`."""
+    return Layout(**dict(zip(_FIELDS, values, strict=True)))
 
 
 def stage_states(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> StageStates:
     """Return the states of a stage, computed once for all ways to compute a step."""
-    return _stage_states(shape, _VALUES(layout), assumed, stage)
+    return _stage_states(shape, STATE_VALUES(layout), assumed, stage)
 
 
 @lru_cache(maxsize=1 << 14)
 def _stage_states(
     shape: Shape, fields: tuple[Any, ...], assumed: Assumptions, stage: int
 ) -> StageStates:
-    layout = Layout(**dict(zip(_FIELDS, fields, strict=True)))
+    layout = with_state_values(fields)
     rank = StageRank(shape, layout, assumed, stage, layers_of_stage(shape, layout, assumed, stage))
     states = _States.of(layout, assumed)
     dense, experts = parameters_of_stage(shape, layout, rank.layers, rank.stage)

@@ -141,6 +141,15 @@ def least_time(
     return layout.grad_accumulation * most + _wait(layout) * (every - most)
 
 
+def even_time(
+    shape: Shape, layout: Layout, cluster: GpuCluster, efficiency: Efficiency, assumed: Assumptions
+) -> float:
+    """Return a lower limit of `least_time`: that of stages that take equally long."""
+    every, p = _every_layer(Kernels(efficiency, cluster, shape, layout, assumed)), layout.pipeline
+    # Rounding must not lift the limit above the time.
+    return every / p * (layout.grad_accumulation + _wait(layout) * (p - 1)) * (1 - 1e-9)
+
+
 def _wait(layout: Layout) -> float:
     """Return the share of the other stages' micro-batch for which the slowest stage waits."""
     return BUBBLE.get(layout.schedule, 1.0) / layout.virtual_pipeline
@@ -204,6 +213,17 @@ def _busy(kernels: Kernels, pipeline: int, virtual_pipeline: int) -> tuple[float
     return sum(busy), max(busy)
 
 
+@lru_cache(maxsize=1 << 14)
+def _every_layer(kernels: Kernels) -> float:
+    """Seconds that the GPUs of all stages compute one micro-batch, without the output layer."""
+    shape = kernels.shape
+    if not shape.pattern:
+        return shape.layers * _layer(kernels).total
+    each = _layer_of_kinds(kernels)
+    return sum(count * each[kind].total for kind, count in shape.kinds)
+
+
+@lru_cache(maxsize=1 << 14)
 def _layer_of_kinds(kernels: Kernels) -> dict[Shape, _Layer]:
     one = kernels
     return {
@@ -337,7 +357,8 @@ def _expert(kernels: Kernels) -> float:
 def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
     """Activations go to the next stage and gradients back: exposed while the pipeline fills and
     drains, at most half exposed in between. If an interleaved pipeline computes at the same time,
-    only what takes longer than the computation of a piece is exposed, or what it slows down.
+    only what takes longer than the computation of a piece is exposed, or what it slows down. No
+    step is faster than the network: a host between two others sends twice for each piece.
     ``stage`` is the time of a micro-batch in the slowest stage.
 
     Return the exposed seconds, and those of the computation, which cannot hide other traffic, too.
@@ -357,5 +378,7 @@ def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
         piece = stage / v / 3  # The forward pass takes a third.
         waited = min(waited, exposed(once, piece, OVERLAPPED))
         hidden = min(once - waited, piece)
+    if p > 2 and stride >= kernels.cluster.gpus_per_host:
+        waited = max(waited, once - stage / v / 2)
     pieces = layout.grad_accumulation * v
     return 2 * ((p - 1) * once + pieces * waited), 2 * pieces * hidden
