@@ -96,7 +96,7 @@ class KubernetesFollower:
             if hangs and not job.watch.ends_job:
                 job.watch.kill_workers()
             if self._gone_due is None:
-                if why := job.why_endless():
+                if why := job.watch.why_end or job.why_endless():
                     self._end_for(why)
             elif time.monotonic() > self._gone_due:
                 job.recorder.notice_once(

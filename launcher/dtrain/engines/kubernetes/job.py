@@ -262,8 +262,6 @@ class KubernetesJob(FollowedRun):
     def why_endless(self) -> str:
         """Why the job will not end although its processes have ended or cannot go on; empty if it
         will."""
-        if self.watch.hung and self.watch.ends_job:
-            return self.watch.workers.why
         counted = self._counted
         again = next((pod for pod in counted if pod.again), None)
         over = self._failed or (counted if done(self.plan, counted) else [])

@@ -95,6 +95,11 @@ class KubernetesWatch(JobWatch[WatchedPod]):
         """Whether the whole job ends because it hangs."""
         return bool(self.workers.why) and self.plan.job.watchdog.then != "restart"
 
+    @property
+    def why_end(self) -> str:
+        """The hang for which the whole job must be deleted now; empty if there is none."""
+        return self.workers.why if self.hung and self.ends_job else ""
+
     def kill_workers(self) -> None:
         """Once they have failed, Kubernetes starts the job again if it may."""
         for host in self.machines:
