@@ -62,7 +62,6 @@ class JobWatch(Generic[_Machine]):
         recorder: Recorder,
         machine: Callable[[str, WatchedJob], _Machine],
     ) -> None:
-        """``machine`` makes the machine of a host."""
         self.plan = plan
         self.folder = folder
         self.recorder = recorder
@@ -71,6 +70,7 @@ class JobWatch(Generic[_Machine]):
         self.machines: dict[str, _Machine] = {}
         """By host."""
         self.machine = machine
+        """Makes the machine of a host."""
         self.allocated(plan)
         self.workers = WorkerWatch(self, self.machines, LONGEST_PAUSE)
         self._begun = False
