@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from dtrain.transport.ssh import SshTransport
 
 _EACH = 4
-"""Open files for each host: its connection, and others for a moment."""
+"""Open files for each connection: its own, and others for a moment."""
 _OWN = 256
 _LEAST = 31
-"""Open files besides a connection to each host. With fewer, a launch fails somewhere in the middle,
+"""Open files besides the connections. With fewer, a launch fails somewhere in the middle,
 and `dtrain attach` would stop the job because it cannot store its output."""
 
 
@@ -46,7 +46,7 @@ class Transports:
     def prepare(self, hosts: Collection[Host]) -> None:
         """Raise the limit of open files for ``hosts``, and import what connecting to them needs,
         before threads do it beside other work. Raises LimitError."""
-        _allow_files(len(hosts))
+        allow_files(len(hosts))
         if any(host.transport == "ssh" for host in hosts):
             self._ssh_transport()
 
@@ -76,15 +76,15 @@ class Transports:
             return self._ssh
 
 
-def _allow_files(hosts: int) -> None:
-    """Raise the soft limit, which is 1,024 on most systems, for connections to ``hosts``.
+def allow_files(connections: int) -> None:
+    """Raise the soft limit of open files, which is 1,024 on most systems.
 
     Raises LimitError if the hard limit is too low for them.
     """
-    wanted = hosts * _EACH + _OWN
+    wanted = connections * _EACH + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
-        if hard < (least := hosts + _LEAST):
+        if hard < (least := connections + _LEAST):
             raise LimitError(
                 f"this machine lets dtrain open {hard} files, but it needs at least {least}",
                 hint=f"raise the limit of open files: `ulimit -n {wanted}`",

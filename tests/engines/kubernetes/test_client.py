@@ -151,6 +151,19 @@ def test_a_program_is_started_with_a_new_login_after_a_token_has_expired(
     assert tokens == ["Bearer old", "Bearer new"]
 
 
+def test_a_program_is_not_started_by_a_server_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(credentials, "START_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        text = kubeconfig("prod").replace("http://prod.test", f"http://127.0.0.1:{port}")
+        (tmp_path / "config").write_text(text)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        with pytest.raises(ConnectError, match="timed out"):
+            Client(Kubernetes(image="i")).start("pod", "node", ["true"])
+
+
 def test_the_code_is_an_archive(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "a.py").write_text("a")

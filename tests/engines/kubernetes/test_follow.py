@@ -29,6 +29,7 @@ from dtrain.session.caller import Caller
 from dtrain.session.reporting import recorder
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.stopping.control import Control
+from dtrain.session.watching import worker_watch
 from dtrain.spec.load import parse
 from support.disks import disk, fill
 from support.limits import HANG, until
@@ -221,6 +222,32 @@ def test_a_container_that_starts_again_alone_ends_the_job(
     assert started.startswith("node1: Kubernetes has started the failed container again")
     assert refused.endswith("connection refused; trying again")
     assert report.exit_code is ExitCode.JOB_FAILED
+
+
+def test_a_job_that_hangs_is_deleted_although_the_server_was_down(
+    job: KubernetesJob, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = Control()
+    monkeypatch.setattr(control, "wait", lambda seconds: False)
+    monkeypatch.setattr(worker_watch.WorkerWatch, "why", "no output")
+    job.watch.hung = True
+    deletions = 0
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        nonlocal deletions
+        if path.endswith("/pods"):
+            return {"items": []}
+        if deletions >= 2:
+            absent(method, path)
+        if method == "DELETE":
+            deletions += 1
+            if deletions == 1:
+                refuse(method, path)
+        return RUNS
+
+    report = followed(job, answer, control)
+    assert deletions == 2
+    assert report.reason == "no output"
 
 
 def test_what_may_be_left_of_a_job_that_could_not_be_created(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from dtrain.engines.kubernetes import host_states
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding
-from dtrain.engines.kubernetes.job import KubernetesJob
+from dtrain.engines.kubernetes.job import FollowedPod, KubernetesJob
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, Terminated
 from dtrain.engines.kubernetes.output import LogPositions
 from dtrain.engines.kubernetes.reading import PodLines
@@ -94,6 +95,73 @@ def test_pods_from_before_a_suspension_are_not_blamed(job: KubernetesJob) -> Non
     ends(job, "c", 9, "worker-1")
     job.job_seen(FAILED, "")
     assert blamed(job) == [("node1", 9)]
+
+
+class ConnectedWatcher:
+    def __init__(self, known: FollowedPod) -> None:
+        self._over = known.over
+
+    @property
+    def reachable(self) -> bool:
+        return not self._over.is_set()
+
+    def send(self, order: object) -> None:
+        """It does not answer."""
+
+
+class TestHangs:
+    @pytest.fixture
+    def job(
+        self, job: KubernetesJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> KubernetesJob:
+        monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "watched"))
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        job = job_of(FILE.replace("[x]", "[x], watchdog: {silence: 60s}"))
+        job.job_seen(RUNS, "")
+        return job
+
+    def begins(self, job: KubernetesJob, pod: Pod) -> None:
+        known = job.pod_seen(pod)
+        if known is not None and not pod.over:
+            watcher: Any = ConnectedWatcher(known)
+            job.watched(known, watcher)
+
+    def is_found(self, job: KubernetesJob) -> bool:
+        """Whether two minutes without a report are a hang."""
+        for _ in range(24):
+            self.now += 5
+            job.watch.look()
+        return any("collecting stacks" in text for text in notices(job))
+
+    def test_a_job_that_waits_in_its_queue(self, job: KubernetesJob) -> None:
+        self.begins(job, pod("a"))
+        self.begins(job, pod("b", 1))
+        job.job_seen(HELD, "")
+        assert not self.is_found(job)  # its pods have job.grace
+        for index, uid in enumerate("ab"):
+            killed(job, uid, index, "Error", None)
+        assert not self.is_found(job)
+        job.job_seen(RUNS, "")
+        self.begins(job, pod("c", created="10:05"))
+        assert not self.is_found(job)  # it may wait for the other one
+        self.begins(job, pod("d", 1, created="10:05"))
+        assert self.is_found(job)
+
+    def test_pods_that_have_ended(self, job: KubernetesJob) -> None:
+        """The job may go on because of a sidecar."""
+        done = {"ended": Terminated(0, "Completed"), "state": ShownState.ENDED}
+        self.begins(job, replace(pod("a"), **done))  # before an attach
+        self.begins(job, pod("b", 1))
+        job.pod_seen(replace(pod("b", 1), **done))
+        assert not self.is_found(job)
+
+    def test_one_pod_is_left(self, job: KubernetesJob) -> None:
+        """The other one ended before an attach."""
+        done = {"ended": Terminated(0, "Completed"), "state": ShownState.ENDED}
+        self.begins(job, replace(pod("a"), **done))
+        self.begins(job, pod("b", 1))
+        assert self.is_found(job)
 
 
 def test_the_last_pod_of_an_index_counts_in_any_order(job: KubernetesJob) -> None:
@@ -516,8 +584,8 @@ def test_the_script_writes_lines_of_its_own(job: KubernetesJob, at_once: bool) -
     """Not into a long line of the process whose stream has them."""
     job.pod_seen(pod("a"))
     lines = [BEGINS, b"[worker-0 err+] a\n", b"bash: killed\n", b"[worker-0 err] b\n"]
-    for time, some in enumerate([lines] if at_once else [[line] for line in lines]):
-        job.keep(PodLines("a", tuple(some), time, 1, time))
+    for then, some in enumerate([lines] if at_once else [[line] for line in lines]):
+        job.keep(PodLines("a", tuple(some), then, 1, then))
     assert stored(job, "err") == "a\nbash: killed\nb\n"
 
 

@@ -232,6 +232,11 @@ def test_a_pod_ends_although_its_pipes_are_gone_and_a_process_is_left(tmp_path: 
     assert joined(log.read_bytes())["worker-0", False] == b"done\n"
 
 
+def test_a_pod_ends_although_the_file_of_the_watcher_is_a_pipe(tmp_path: Path) -> None:
+    written = log_of(file_of("mkfifo $DTRAIN_RUN_DIR/watcher.pid; echo done"), tmp_path)
+    assert joined(written)["worker-0", False] == b"done\n"
+
+
 def test_pieces_end_between_characters(tmp_path: Path) -> None:
     """Some runtimes of containers replace the bytes of half a character."""
     text = "x\u4f60\u597d" * 700

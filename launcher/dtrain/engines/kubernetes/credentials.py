@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import ssl
 import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ from dtrain.messages.decode import excerpt
 from dtrain.records import dataclass
 
 HINT = "log in again: `kubectl get pods` must work"
+START_SECONDS = 60.0
+"""Seconds in which a server must answer each step to start a program."""
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _MAX_WORDS = 500
 _CONNECTIONS = 1 << 12
@@ -71,12 +74,30 @@ class Credentials:
         return found
 
     def web_socket(self, url: str, protocols: str) -> Any:
-        """Raises AuthError, what the package ``websocket`` raises, and OSError."""
-        from kubernetes.stream import ws_client
+        """Raises AuthError, what the package ``websocket`` raises, and OSError.
 
-        headers = {name.lower(): value for name, value in self.headers().items()}
-        headers["sec-websocket-protocol"] = protocols
-        return ws_client.create_websocket(self._configuration, url, headers)
+        As `create_websocket` of the official client, which waits forever for an answer.
+        """
+        import certifi
+        import websocket
+        from kubernetes.stream.ws_client import websocket_proxycare
+
+        known = self._configuration
+        secure: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE}
+        if known.verify_ssl:
+            authorities = known.ssl_ca_cert or certifi.where()
+            secure = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": authorities}
+            if known.assert_hostname is not None:
+                secure["check_hostname"] = known.assert_hostname
+        secure["certfile"], secure["keyfile"] = known.cert_file, known.key_file
+        secure["server_hostname"] = known.tls_server_name
+        headers = {**self.headers(), "sec-websocket-protocol": protocols}
+        options = {"header": [f"{name}: {value}" for name, value in headers.items()]}
+        if known.proxy or known.proxy_headers:
+            options = websocket_proxycare(options, known, url, headers)
+        found: Any = websocket.WebSocket(sslopt=secure)
+        found.connect(url, timeout=START_SECONDS, **options)
+        return found
 
 
 def log_in(context: str | None) -> Credentials:

@@ -85,26 +85,18 @@ class KubernetesFollower:
 
     def _follow(self) -> Report | None:
         """The report, or None if the job goes on without this process."""
-        job, events = self._job, self._readers.events
-        look_at = 0.0
+        job = self._job
         while True:
-            with contextlib.suppress(queue.Empty):
-                self._handle(events.get(timeout=TICK))
-            # A look costs what all pods cost, and each pod sends events.
-            if not events.empty() and time.monotonic() < look_at:
-                continue
-            look_at = time.monotonic() + TICK
+            self._handle_events()
             hangs = job.watch.look()
             if self._control.left:
                 return None
             if self._control.force > self._stopped_with and (report := self._stop()) is not None:
                 return report
-            if hangs and job.watch.ends_job:
-                self._end_for(job.watch.workers.why)
-            elif hangs:  # once they have failed, Kubernetes starts the job again if it may
+            if hangs and not job.watch.ends_job:
                 job.watch.kill_workers()
             if self._gone_due is None:
-                if why := job.why_endless():
+                if why := job.watch.why_end or job.why_endless():
                     self._end_for(why)
             elif time.monotonic() > self._gone_due:
                 job.recorder.notice_once(
@@ -119,6 +111,15 @@ class KubernetesFollower:
             self._attached = False
             for pod in job.begin_next_attempt():
                 self._read(pod)
+
+    def _handle_events(self) -> None:
+        """Wait for an event. Those that have arrived are handled together: what follows looks at
+        all pods, and hundreds of them report something each second."""
+        until = time.monotonic() + TICK
+        with contextlib.suppress(queue.Empty):
+            self._handle(self._readers.events.get(timeout=TICK))
+            while time.monotonic() < until:
+                self._handle(self._readers.events.get_nowait())
 
     def _handle(self, event: PodEvent) -> None:
         job = self._job

@@ -28,7 +28,8 @@ class HostStates:
         self._recorder = recorder
         self._reasons: dict[str, str] = {}
         """Reasons of this suspension, by their kind."""
-        self._suspended = False
+        self.suspended = False
+        """Whether the job must wait, and its pods end."""
         self._before: frozenset[str] = frozenset()
         """Pods from before the suspension."""
         self.begin_attempt()
@@ -52,7 +53,7 @@ class HostStates:
         if state.suspended:
             self._hold(reason)
             return
-        resumed, self._suspended = self._suspended, False
+        resumed, self.suspended = self.suspended, False
         if resumed:
             left = f"has left the queue {self._queue}" if self._queue else "is resumed"
             self._recorder.notice(f"{self._name} {left}")
@@ -61,8 +62,8 @@ class HostStates:
                 self._show(host, ShownState.QUEUED, "")
 
     def _hold(self, reason: str) -> None:
-        if not self._suspended:
-            self._suspended = True
+        if not self.suspended:
+            self.suspended = True
             self._before = frozenset(self._seen)
             self._reasons.clear()
         for pod in self._last.values():
@@ -80,7 +81,7 @@ class HostStates:
 
     def _set_aside_if_ended(self, pod: Pod) -> None:
         ended = pod.over or pod.uid in self._gone
-        if self._suspended and ended and pod.uid in self._before:
+        if self.suspended and ended and pod.uid in self._before:
             self._set_aside.add(pod.uid)
 
     def warned(self, text: str, name: str) -> None:

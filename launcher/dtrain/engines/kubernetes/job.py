@@ -85,7 +85,7 @@ class KubernetesJob(FollowedRun):
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
-        self.watch = KubernetesWatch(self.plan, self.folder, self.recorder)
+        self.watch = KubernetesWatch(self.plan, self.folder, self.recorder, self.hosts)
 
     @property
     def name(self) -> str:
@@ -151,6 +151,8 @@ class KubernetesJob(FollowedRun):
         self._positions.save()
         if pod.over:
             new.over.set()
+        if self.hosts.counts(pod):
+            self.watch.started(part.host.name, pod, new.over)
         for end in position.ends:
             self._process_ended(new, end)
         return new
@@ -222,7 +224,7 @@ class KubernetesJob(FollowedRun):
 
     def watched(self, known: FollowedPod, watcher: PodWatcher) -> None:
         known.watched = True
-        self.watch.watched(self._host(known.pod), watcher)
+        self.watch.watched(self._host(known.pod), known.pod, watcher)
 
     def watcher_event(self, event: WatcherEvent) -> None:
         known = self.pods.get(event.uid)
@@ -310,7 +312,7 @@ class KubernetesJob(FollowedRun):
         self.watch.close()
         step = self.watch.progress.step
         self.next_attempt(self._ending("").failed(), "all pods start again", step=step)
-        self.watch = KubernetesWatch(self.plan, self.folder, self.recorder)
+        self.watch = KubernetesWatch(self.plan, self.folder, self.recorder, self.hosts)
         self.pods.clear()
         self._deleted.clear()
         self.hosts.begin_attempt()

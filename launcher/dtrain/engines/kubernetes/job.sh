@@ -151,8 +151,11 @@ while [ "$dtrain_patience" != 0 ] && kill -0 "${dtrain_readers[@]}"; do
   read -r -t 0.05 -u 9
   dtrain_patience=${dtrain_patience:+$((dtrain_patience - 1))}
 done
-# dtrain's watcher sends its last reports, if one runs in this pod.
-if read -r dtrain_watcher <"$DTRAIN_RUN_DIR/watcher.pid" && kill -TERM "$dtrain_watcher"; then
+# dtrain's watcher sends its last reports, if one runs in this pod. The job can write its file.
+dtrain_watcher=
+[ -f "$DTRAIN_RUN_DIR/watcher.pid" ] && read -r -n 10 dtrain_watcher <"$DTRAIN_RUN_DIR/watcher.pid"
+if [[ $dtrain_watcher =~ ^[0-9]+$ && $(<"/proc/$dtrain_watcher/cmdline") == *dtrain-agent* ]]; then
+  kill -TERM "$dtrain_watcher"
   for ((dtrain_patience = 40; dtrain_patience; dtrain_patience--)); do
     kill -0 "$dtrain_watcher" || break
     read -r -t 0.05 -u 9

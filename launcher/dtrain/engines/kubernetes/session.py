@@ -28,6 +28,10 @@ from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
 from dtrain.session.stopping.control import Force
 from dtrain.spec.model import Kubernetes
+from dtrain.transport.select import allow_files
+
+CONNECTIONS = 2
+"""To each pod: for its log, and to its watcher."""
 
 
 class KubernetesEngine:
@@ -46,7 +50,9 @@ class KubernetesEngine:
         spec = self._request.spec()
         tree = files_to_send(self._request, spec, self._caller.control)
         # Refused before the run has a folder.
-        files = config_files(tree, render(build(spec)))
+        plan = build(spec)
+        files = config_files(tree, render(plan))
+        allow_files(len(plan.hosts) * CONNECTIONS)
         with new_run(self._request, self._caller) as (record, folder):
             job = KubernetesJob(record, folder, self._caller, secret_values)
             # Saved first: a process that takes over finds what was created.
@@ -64,6 +70,7 @@ class KubernetesEngine:
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         client = client_of(record, self._keys)
+        allow_files(len(record.plan.hosts) * CONNECTIONS)
         with earlier_run(record, folder, self._caller) as folder:
             job = KubernetesJob(record, folder, self._caller, secrets)
             return KubernetesFollower(job, client, self._caller.control).follow(None)

@@ -97,10 +97,6 @@ class PodWatcher:
         relay = self._writer.relay
         return relay is not None and relay.has_begun and not relay.quiet
 
-    @property
-    def pod_over(self) -> bool:
-        return self._over.is_set()
-
     def send(self, order: PodOrder) -> None:
         self._writer.send(order)
 

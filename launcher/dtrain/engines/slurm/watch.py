@@ -26,7 +26,7 @@ class AllocatedMachine(WatchedMachine):
 
     @property
     def reported_end(self) -> bool:
-        return self._watch.unwatched
+        return self._watch.unwatched and self._watch.follows
 
     def _request(self, *, abort: bool, ras: bool) -> None:
         self._watch.orders.append({"op": "stacks", "host": self.name, "abort": abort, "ras": ras})

@@ -1,1 +1,1 @@
-"""What runs on the login nodes and the machines of Slurm. Python 3.8, standard library only."""
+"""What runs in the pods of Kubernetes. Python 3.8, standard library only."""

@@ -109,9 +109,9 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         folder = raw(first["folder"])
         watcher = Watcher(folder, first["world_size"], channel.report)
         reports = Reports(folder, first, channel)
+        reports.start()
         with watcher.watching():
             introduce(folder)
-            reports.start()
             for line in iter(stream.readline, b""):
                 obey(json.loads(line), watcher, channel)
         reports.end()

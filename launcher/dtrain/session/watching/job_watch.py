@@ -62,7 +62,6 @@ class JobWatch(Generic[_Machine]):
         recorder: Recorder,
         machine: Callable[[str, WatchedJob], _Machine],
     ) -> None:
-        """``machine`` makes the machine of a host."""
         self.plan = plan
         self.folder = folder
         self.recorder = recorder
@@ -70,7 +69,8 @@ class JobWatch(Generic[_Machine]):
         self.steps = self.progress.steps
         self.machines: dict[str, _Machine] = {}
         """By host."""
-        self._machine = machine
+        self.machine = machine
+        """Makes the machine of a host."""
         self.allocated(plan)
         self.workers = WorkerWatch(self, self.machines, LONGEST_PAUSE)
         self._begun = False
@@ -81,7 +81,7 @@ class JobWatch(Generic[_Machine]):
         """The machines are known."""
         self.plan = plan
         self.machines.clear()
-        self.machines |= {name: self._machine(name, self) for name in plan.host_names}
+        self.machines |= {name: self.machine(name, self) for name in plan.host_names}
 
     def begin(self) -> None:
         """The workers run."""
