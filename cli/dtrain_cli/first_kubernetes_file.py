@@ -41,7 +41,8 @@ def text(answers: KubernetesAnswers, machines: Sequence[KubernetesMachine], vend
             "  kubernetes:",
             *(f"    {key}: {literal(value)}" for key, value in keys.items()),
             *_selector(alike, machines),
-            f"  nodes: {answers.nodes}" + (f"  # of {count} such machines" if count else ""),
+            f"  nodes: {answers.nodes}"
+            + (f"  # the cluster has {counted(count, 'such machine')}" if count else ""),
             *_devices(answers, alike),
             "",
             "job:",
@@ -55,7 +56,7 @@ def text(answers: KubernetesAnswers, machines: Sequence[KubernetesMachine], vend
 
 def _summaries(kinds: Sequence[tuple[KubernetesMachine, int]]) -> Iterator[str]:
     """One line for each kind of machine with GPUs."""
-    yield "Machines with GPUs:" if kinds else "No machines with GPUs were found."
+    yield "Machines with GPUs:" if kinds else "No machines with whole GPUs were found."
     for machine, count in kinds:
         named = machine.label[1] if machine.label else "its labels do not say which"
         yield f"  {counted(count, 'machine')} with {counted(machine.gpus, 'GPU')}: {named}"
