@@ -200,6 +200,17 @@ def test_a_key_logs_in_after_a_refused_host_key(
         sshd.wait_for_log("Failed hostbased for root(?s:.*)Accepted publickey")
 
 
+def test_the_order_of_methods_is_that_of_ssh(
+    transport: SshTransport, etc: Path, tmp_path: Path, home: Path
+) -> None:
+    order = "PreferredAuthentications publickey,hostbased"
+    configure(home, "HostbasedAuthentication yes", order)
+    with running_sshd(tmp_path, settings=SETTINGS, etc=etc) as sshd:
+        transport.connect(host_on(sshd)).close()
+        sshd.wait_for_log("Accepted publickey")
+        assert "hostbased for" not in sshd.log()
+
+
 def test_a_server_may_require_another_method_as_well(
     transport: SshTransport, etc: Path, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def _signature(connection: socket.socket | None, data: bytes) -> bytes:
     signature = reply.get_binary()
     if done.returncode or not signature:
         said = clean(done.stderr.decode(errors="replace").strip())[-MOST_SAID:]
+        said = said or f"it ended with status {done.returncode}"
         raise LoginMethodError(f"ssh-keysign does not sign: {said}", _hint(program, said))
     return signature
 
