@@ -152,6 +152,15 @@ def no_program(_etc: Path) -> None:
     Path(host_login.PROGRAMS[0]).unlink()
 
 
+def silent_program(etc: Path) -> None:
+    """A second run would sign."""
+    program = Path(host_login.PROGRAMS[0])
+    signs = etc / "signs"
+    program.rename(signs)
+    program.write_text(f"#!/bin/sh\nmv {signs} $0; exec sleep 1000\n")
+    program.chmod(0o755)
+
+
 @pytest.mark.parametrize(
     ("fault", "problem", "hint"),
     [
@@ -161,12 +170,21 @@ def no_program(_etc: Path) -> None:
         (other_keys, "no matching hostkey found for key ECDSA", "check whether `ssh "),
         (no_keys, "this machine has no host keys", "ssh-keygen -A"),
         (no_program, "ssh-keysign is not installed", "openssh-client on Debian"),
+        (silent_program, "ssh-keysign did not answer within 0.1 s", "check the name server"),
     ],
 )
 def test_without_a_signature_the_error_says_why(
-    transport: SshTransport, server: Sshd, etc: Path, fault: object, problem: str, hint: str
+    transport: SshTransport,
+    server: Sshd,
+    etc: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: object,
+    problem: str,
+    hint: str,
 ) -> None:
     assert callable(fault)
+    if fault is silent_program:
+        monkeypatch.setattr(host_login, "TIMEOUT", 0.1)
     fault(etc)
     with pytest.raises(AuthError, match=rf"only hostbased \(host-based: .*{problem}") as caught:
         transport.connect(on(server))

@@ -18,7 +18,7 @@ from paramiko.ssh_exception import BadAuthenticationType
 from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.host_login import HostLogin, own_host_keys
+from dtrain.transport.host_login import HostLogin, OtherHostKeyError, own_host_keys
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
 from dtrain.transport.kerberos import Context
 from dtrain.transport.keys import (
@@ -163,7 +163,7 @@ class _Login:
             try:
                 with self._excuse():
                     login = HostLogin(self._transport, endpoint.user, algorithm, key)
-            except LoginMethodError as problem:
+            except OtherHostKeyError as problem:
                 self._note(HOST, problem)
                 continue
             if self._prove(login, login.refusal):
