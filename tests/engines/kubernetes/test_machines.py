@@ -9,7 +9,9 @@ import pytest
 from dtrain.engines.kubernetes import machines
 from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.planning.request import QueueGpus
+from dtrain.spec.load import parse
 from dtrain.spec.model import Kubernetes
+from dtrain_cli.first_kubernetes_file import KubernetesAnswers, text
 
 
 def machine(kind: str, gpus: int = 8, *, label: str = "nvidia.com/gpu.product", **spec: Any) -> Any:
@@ -90,3 +92,13 @@ def test_parts_of_gpus_do_not_count(
     node = machine(kind)
     node["metadata"]["labels"].update(labels)
     assert found(monkeypatch, node).per_host == 0
+
+
+def test_a_first_file_tolerates_the_taint_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    found(monkeypatch, machine("NVIDIA-H200", taints=[taint]))
+    vendor, alike = machines.with_gpus()
+    answers = KubernetesAnswers("train:1", 2, None, "torch", "train.py")
+    keys = parse(text(answers, alike, vendor), "first.yaml").cluster.kubernetes
+    assert keys is not None
+    assert keys.tolerations == ("nvidia.com/gpu",)

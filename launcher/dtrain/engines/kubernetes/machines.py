@@ -60,6 +60,8 @@ class KubernetesMachine:
     """Empty if it is not known."""
     usable: bool
     """Whether the pods of the job may run on it."""
+    tainted: bool = False
+    """Whether they must tolerate the taint that keeps other pods away from GPUs."""
 
 
 def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
@@ -69,7 +71,9 @@ def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
         page = object_list(client.request("GET", "/api/v1/nodes", limit=PAGE, **more))
         for machine in page.items:
             labels = _texts(machine, "metadata.labels")
-            free = _texts(machine, "status.allocatable").get(GPUS[keys.gpu_vendor], "0")
+            resource = GPUS[keys.gpu_vendor]
+            free = _texts(machine, "status.allocatable").get(resource, "0")
+            taints = at(machine, "spec.taints", tuple[dict[str, Any], ...]) or ()
             key = next(filter(labels.get, _TYPE_LABELS), "")
             kind = labels.get(key, "")
             memory = labels.get(f"{key.removesuffix('name')}memory", "")
@@ -80,6 +84,7 @@ def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
                 _NAMES.get((kind, memory), kind),
                 not at(machine, "spec.unschedulable", bool)
                 and keys.node_selector.items() <= labels.items(),
+                any(taint.get("key") == resource for taint in taints),
             )
         if not page.next:
             return
