@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dtrain.engines.kubernetes.machines import KubernetesMachine
+from dtrain.engines.kubernetes.machines import KubernetesMachine, Vendor
+from dtrain.engines.kubernetes.manifest import GPUS
 from dtrain.records import dataclass
 from dtrain.spec.yaml_text import literal
 from dtrain.wording import counted
@@ -24,7 +25,7 @@ class KubernetesAnswers:
     script: str
 
 
-def text(answers: KubernetesAnswers, machines: Sequence[KubernetesMachine], vendor: str) -> str:
+def text(answers: KubernetesAnswers, machines: Sequence[KubernetesMachine], vendor: Vendor) -> str:
     """``machines``: those with GPUs of the ``vendor``, as far as they are known."""
     kinds = Counter(machines).most_common()
     alike, count = kinds[0] if kinds else (None, 0)
@@ -41,7 +42,9 @@ def text(answers: KubernetesAnswers, machines: Sequence[KubernetesMachine], vend
             "  kubernetes:",
             *(f"    {key}: {literal(value)}" for key, value in keys.items()),
             *_selector(alike, machines),
-            f"  nodes: {answers.nodes}" + (f"  # of {count} such machines" if count else ""),
+            *([f"    tolerations: [{GPUS[vendor]}]"] if alike and alike.tainted else ()),
+            f"  nodes: {answers.nodes}"
+            + (f"  # the cluster has {counted(count, 'such machine')}" if count else ""),
             *_devices(answers, alike),
             "",
             "job:",
@@ -55,7 +58,7 @@ def text(answers: KubernetesAnswers, machines: Sequence[KubernetesMachine], vend
 
 def _summaries(kinds: Sequence[tuple[KubernetesMachine, int]]) -> Iterator[str]:
     """One line for each kind of machine with GPUs."""
-    yield "Machines with GPUs:" if kinds else "No machines with GPUs were found."
+    yield "Machines with GPUs:" if kinds else "No machines with whole GPUs were found."
     for machine, count in kinds:
         named = machine.label[1] if machine.label else "its labels do not say which"
         yield f"  {counted(count, 'machine')} with {counted(machine.gpus, 'GPU')}: {named}"

@@ -152,6 +152,15 @@ def no_program(_etc: Path) -> None:
     Path(host_login.PROGRAMS[0]).unlink()
 
 
+def silent_program(etc: Path) -> None:
+    """A second run would sign."""
+    program = Path(host_login.PROGRAMS[0])
+    signs = etc / "signs"
+    program.rename(signs)
+    program.write_text(f"#!/bin/sh\nmv {signs} $0; exec sleep 1000\n")
+    program.chmod(0o755)
+
+
 @pytest.mark.parametrize(
     ("fault", "problem", "hint"),
     [
@@ -161,12 +170,21 @@ def no_program(_etc: Path) -> None:
         (other_keys, "no matching hostkey found for key ECDSA", "check whether `ssh "),
         (no_keys, "this machine has no host keys", "ssh-keygen -A"),
         (no_program, "ssh-keysign is not installed", "openssh-client on Debian"),
+        (silent_program, "ssh-keysign did not answer within 0.1 s", "check the name server"),
     ],
 )
 def test_without_a_signature_the_error_says_why(
-    transport: SshTransport, server: Sshd, etc: Path, fault: object, problem: str, hint: str
+    transport: SshTransport,
+    server: Sshd,
+    etc: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: object,
+    problem: str,
+    hint: str,
 ) -> None:
     assert callable(fault)
+    if fault is silent_program:
+        monkeypatch.setattr(host_login, "TIMEOUT", 0.1)
     fault(etc)
     with pytest.raises(AuthError, match=rf"only hostbased \(host-based: .*{problem}") as caught:
         transport.connect(on(server))
@@ -198,6 +216,17 @@ def test_a_key_logs_in_after_a_refused_host_key(
     with running_sshd(tmp_path, settings=SETTINGS, etc=etc) as sshd:
         transport.connect(host_on(sshd)).close()
         sshd.wait_for_log("Failed hostbased for root(?s:.*)Accepted publickey")
+
+
+def test_the_order_of_methods_is_that_of_ssh(
+    transport: SshTransport, etc: Path, tmp_path: Path, home: Path
+) -> None:
+    order = "PreferredAuthentications publickey,hostbased"
+    configure(home, "HostbasedAuthentication yes", order)
+    with running_sshd(tmp_path, settings=SETTINGS, etc=etc) as sshd:
+        transport.connect(host_on(sshd)).close()
+        sshd.wait_for_log("Accepted publickey")
+        assert "hostbased for" not in sshd.log()
 
 
 def test_a_server_may_require_another_method_as_well(

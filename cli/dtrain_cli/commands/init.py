@@ -232,16 +232,27 @@ def _for_kubernetes(
 ) -> str:
     vendor: Vendor = "nvidia"
     machines: list[KubernetesMachine] = []
+    draft = first_kubernetes_file.KubernetesAnswers(image, 1, gpus or 1, "torch", "train.py")
+
+    def read_nodes(text: str) -> int:
+        count = _number(text)
+        _check(first_kubernetes_file.text(replace(draft, nodes=count), machines, vendor))
+        return count
+
+    read_nodes("1")  # for the image
     try:
         with progress("asking the cluster for its machines …"):
             vendor, machines = with_gpus()
+        if not machines:
+            notice("the cluster has no machines with whole GPUs")
     except (UsageError, NodeError) as error:
         notice(f"the GPUs of the machines are not known: {error.message}")
     if gpus is None and not machines:
-        gpus = _ask("--gpus", None, _GPUS, _gpus)
+        gpus = _ask("--gpus", None, "GPUs of each pod", _gpus)
+    wanted = None if nodes is None else str(nodes)
     answers = first_kubernetes_file.KubernetesAnswers(
         image,
-        _ask("--nodes", None if nodes is None else str(nodes), "Machines", _number, "2"),
+        _ask("--nodes", wanted, "Machines", read_nodes, str(min(2, len(machines) or 2))),
         gpus,
         _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
         _ask("--script", script, _SCRIPT, _script, "train.py"),

@@ -207,7 +207,7 @@ class _OfFile:
         where = found.where
         if not found.per_host:
             raise UsageError(
-                f"the machines of {where} have no GPUs, and layouts are planned for GPUs",
+                f"the machines of {where} have no whole GPUs, and layouts are planned for GPUs",
                 hint="choose other machines in the file, or use `gpus` and `gpu`",
             )
         if not found.types:

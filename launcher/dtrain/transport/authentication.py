@@ -1,5 +1,5 @@
-"""Authenticates the user: with a Kerberos ticket, with the host key of this machine, with public
-keys in the order of `keys`, and with answers to the server's questions (keyboard-interactive) if
+"""Authenticates the user: with a Kerberos ticket, the host key of this machine, and public keys
+in the order of `keys`. Last, with answers to the server's questions (keyboard-interactive) if
 the server requires them."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paramiko.ssh_exception import BadAuthenticationType
 from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
-from dtrain.transport.host_login import HostLogin, own_host_keys
+from dtrain.transport.host_login import HostLogin, OtherHostKeyError, own_host_keys
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
 from dtrain.transport.kerberos import Context
 from dtrain.transport.keys import (
@@ -75,13 +75,12 @@ def authenticate(
     if attempt.with_nothing():
         return
     candidates, left_out = keyring.candidates(endpoint)
-    waiting = list(candidates) if KEY in endpoint.methods else []
+    waiting = list(candidates)
     while not attempt.hung_up:
-        proof = next(filter(attempt.may_use, attempt.proofs), None)
-        if proof:
-            if attempt.with_proof(proof):
-                return
-        elif waiting and attempt.may_use(KEY):
+        method = next(filter(attempt.may_use, attempt.untried), None)
+        if method == KEY and not waiting:
+            attempt.untried.remove(KEY)
+        elif method == KEY:
             candidate = waiting.pop(0)
             try:
                 if attempt.with_key(candidate):
@@ -89,6 +88,9 @@ def authenticate(
             except UnusableKeyError as problem:
                 left_out.append(f"{candidate.label}: {problem}")
                 attempt.asked |= candidate.from_agent
+        elif method is not None:
+            if attempt.with_proof(method):
+                return
         elif attempt.may_use(QUESTIONS) and not attempt.unanswered:
             if attempt.with_answers(ask):
                 return
@@ -116,8 +118,8 @@ class _Login:
         """The keys that the server refused."""
         self.acceptable = ""
         """The latest key, if the server would accept it."""
-        self.proofs = [method for method in (TICKET, HOST) if method in endpoint.methods]
-        """The methods to try before the user's keys."""
+        self.untried = [method for method in endpoint.methods if method != QUESTIONS]
+        """The methods still to try, in order. Questions come last: the user answers them."""
         self.problems: dict[str, LoginMethodError] = {}
         """Why those that were tried did not lead to a login."""
         self.unanswered = ""
@@ -135,8 +137,8 @@ class _Login:
         return method == KEY if self.methods is None else method in self.methods
 
     def with_proof(self, method: str) -> bool:
-        """Log in with one of ``proofs``."""
-        self.proofs.remove(method)
+        """Log in with a ticket or a host key."""
+        self.untried.remove(method)
         try:
             return self._with_ticket() if method == TICKET else self._with_host_key()
         except LoginMethodError as problem:
@@ -161,7 +163,7 @@ class _Login:
             try:
                 with self._excuse():
                     login = HostLogin(self._transport, endpoint.user, algorithm, key)
-            except LoginMethodError as problem:
+            except OtherHostKeyError as problem:
                 self._note(HOST, problem)
                 continue
             if self._prove(login, login.refusal):

@@ -112,8 +112,8 @@ class Endpoint:
     algorithms: Algorithms
     batch_mode: bool
     """Whether dtrain must not ask the user anything."""
-    methods: frozenset[str]
-    """The allowed ways to log in, see `dtrain.transport.login_methods`."""
+    methods: tuple[str, ...]
+    """The allowed ways to log in, in order, see `dtrain.transport.login_methods`."""
     ticket_host: str
     """The host's name in Kerberos: as in ssh, not the address in the cluster file."""
     delegates_ticket: bool

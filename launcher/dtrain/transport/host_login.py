@@ -35,8 +35,13 @@ FOLDER = Path("/etc/ssh")
 TIMEOUT = 30.0
 """Seconds for a signature: ssh-keysign asks the name server for the name of this machine."""
 MOST_SAID = 200
+"""Characters of ssh-keysign's words that a message shows."""
 _VERSION = 2
 """Of ssh-keysign's protocol."""
+
+
+class OtherHostKeyError(LoginMethodError):
+    """ssh-keysign does not have the key, but may have another one."""
 
 
 def own_host_keys(algorithms: Iterable[str]) -> list[tuple[str, PublicKey]]:
@@ -135,14 +140,21 @@ def _signature(connection: socket.socket | None, data: bytes) -> bytes:
                 timeout=TIMEOUT,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired:
+            raise LoginMethodError(
+                f"ssh-keysign did not answer within {TIMEOUT:g} s",
+                "check the name server: ssh-keysign asks it for the name of this machine",
+            ) from None
+        except OSError as error:
             raise LoginMethodError(f"cannot run {program}: {error}") from error
     # The length, the version, and the signature.
     reply = paramiko.Message(paramiko.Message(done.stdout).get_binary()[1:])
     signature = reply.get_binary()
     if done.returncode or not signature:
         said = clean(done.stderr.decode(errors="replace").strip())[-MOST_SAID:]
-        raise LoginMethodError(f"ssh-keysign does not sign: {said}", _hint(program, said))
+        said = said or f"it ended with status {done.returncode}"
+        kind = OtherHostKeyError if "no matching hostkey" in said else LoginMethodError
+        raise kind(f"ssh-keysign does not sign: {said}", _hint(program, said))
     return signature
 
 

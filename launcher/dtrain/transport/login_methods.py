@@ -8,6 +8,8 @@ KEY, TICKET, HOST = "publickey", "gssapi-with-mic", "hostbased"
 QUESTIONS = "keyboard-interactive"
 """The protocol's names of a login with a key, with a Kerberos ticket (GSSAPI), with the host key of
 this machine, and with answers to the server's questions."""
+_ORDER = (TICKET, HOST, KEY, QUESTIONS)
+"""ssh's own."""
 
 
 class LoginMethodError(Exception):
@@ -19,21 +21,19 @@ class LoginMethodError(Exception):
         self.hint = hint
 
 
-def allowed_methods(options: Options) -> frozenset[str]:
-    """Raises SshConfigError if the only one is to answer questions."""
-    found = {KEY, TICKET, HOST, QUESTIONS}
+def allowed_methods(options: Options) -> tuple[str, ...]:
+    """In the order in which ssh uses them. Raises SshConfigError if the only one is to answer
+    questions."""
     preferred = options.get("preferredauthentications")
-    if preferred is not None:
-        found &= set(preferred.split(","))
-    if not options.flag("gssapiauthentication"):
-        found -= {TICKET}
-    if not options.flag("hostbasedauthentication"):
-        found -= {HOST}
-    if not options.flag("kbdinteractiveauthentication", default=True):
-        found -= {QUESTIONS}
-    if options.choice("pubkeyauthentication", "yes") == "no":
-        found -= {KEY}
-    if not found - {QUESTIONS}:
+    allowed = {
+        TICKET: options.flag("gssapiauthentication"),
+        HOST: options.flag("hostbasedauthentication"),
+        KEY: options.choice("pubkeyauthentication", "yes") != "no",
+        QUESTIONS: options.flag("kbdinteractiveauthentication", default=True),
+    }
+    order = _ORDER if preferred is None else preferred.split(",")
+    found = tuple(dict.fromkeys(method for method in order if allowed.get(method)))
+    if not {*found} - {QUESTIONS}:
         wanted = preferred is None or KEY in preferred.split(",")
         reason = "PubkeyAuthentication no" if wanted else f"PreferredAuthentications {preferred}"
         raise SshConfigError(
@@ -42,4 +42,4 @@ def allowed_methods(options: Options) -> frozenset[str]:
             "allow keys for this host, or set `GSSAPIAuthentication yes` or "
             "`HostbasedAuthentication yes`",
         )
-    return frozenset(found)
+    return found

@@ -46,8 +46,10 @@ class Unanswered:
                     self._timer = None
 
     def _set_timer(self) -> None:
+        if self._timer is not None:
+            return
         since = [since for endpoint, since in self._waiting.values() if endpoint not in self._named]
-        if self._timer is None and since:
+        if since:
             pause = min(since) + NOTICE_SECONDS - time.monotonic()
             self._timer = threading.Timer(pause, self._name)
             self._timer.daemon = True

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from dtrain.engines.kubernetes import machines
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.planning.request import QueueGpus
+from dtrain.spec.load import parse
 from dtrain.spec.model import Kubernetes
+from dtrain_cli.first_kubernetes_file import KubernetesAnswers, text
 
 
 def machine(kind: str, gpus: int = 8, *, label: str = "nvidia.com/gpu.product", **spec: Any) -> Any:
@@ -51,8 +54,51 @@ def test_only_machines_that_a_job_may_get_count(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("nvidia-tesla-a100", "a100-40gb"), ("nvidia-a100-80gb", "nvidia-a100-80gb")]
+    ("labels", "name"),
+    [
+        ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "a100-40gb"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}, "nvidia-a100-80gb"),
+        (
+            {
+                "karpenter.k8s.aws/instance-gpu-name": "a100",
+                "karpenter.k8s.aws/instance-gpu-memory": "40960",
+            },
+            "a100-40gb",
+        ),
+        ({"eks.amazonaws.com/instance-gpu-name": "h100"}, "h100"),
+        ({"gpu.nvidia.com/class": "H100_NVLINK_80GB"}, "H100_NVLINK_80GB"),
+    ],
 )
-def test_a_name_of_gke(monkeypatch: pytest.MonkeyPatch, kind: str, name: str) -> None:
-    node = machine(kind, label="cloud.google.com/gke-accelerator")
+def test_names_of_clouds(
+    monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], name: str
+) -> None:
+    node = machine("")
+    node["metadata"]["labels"] = labels
     assert found(monkeypatch, node).types == (name,)
+    assert hardware().gpu(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", {}),
+        ("Tesla-T4-SHARED", {}),
+        ("", {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}),
+    ],
+)
+def test_parts_of_gpus_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, kind: str, labels: dict[str, str]
+) -> None:
+    node = machine(kind)
+    node["metadata"]["labels"].update(labels)
+    assert found(monkeypatch, node).per_host == 0
+
+
+def test_a_first_file_tolerates_the_taint_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    found(monkeypatch, machine("NVIDIA-H200", taints=[taint]))
+    vendor, alike = machines.with_gpus()
+    answers = KubernetesAnswers("train:1", 2, None, "torch", "train.py")
+    keys = parse(text(answers, alike, vendor), "first.yaml").cluster.kubernetes
+    assert keys is not None
+    assert keys.tolerations == ("nvidia.com/gpu",)

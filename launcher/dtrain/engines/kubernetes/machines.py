@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -22,32 +23,45 @@ _TYPE_LABELS = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
     "beta.amd.com/gpu.product-name",
+    "gpu.nvidia.com/model",
+    "gpu.nvidia.com/class",
     "cloud.google.com/gke-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
+    "eks.amazonaws.com/instance-gpu-name",
 )
-"""Labels with the type of a machine's GPUs: of the device plugins, of GKE and of Karpenter."""
-_OF_GKE = {
-    "nvidia-tesla-a100": "a100-40gb",
-    "nvidia-tesla-v100": "v100-16gb",
-    "nvidia-h100-mega-80gb": "h100-80gb",
+"""Labels with the type of a machine's GPUs: of the device plugins, CoreWeave, GKE, Karpenter on AWS
+and EKS."""
+_NAMES = {
+    ("nvidia-tesla-a100", ""): "a100-40gb",
+    ("nvidia-tesla-v100", ""): "v100-16gb",
+    ("nvidia-h100-mega-80gb", ""): "h100-80gb",
+    ("A100_NVLINK", ""): "a100-40gb",
+    ("a100", "40960"): "a100-40gb",
+    ("v100", "16384"): "v100-16gb",
 }
-"""The names of GKE that mean another GPU elsewhere, or none."""
+"""The names of GKE, CoreWeave and AWS that mean another GPU elsewhere, or none. AWS labels the MiB
+of memory, too."""
+_PARTS = re.compile("-MIG-|-SHARED$")
+"""In a type: each GPU that a pod may ask for is a part of one (MIG), or shared with other pods."""
+_PARTS_OF_GKE = (
+    "cloud.google.com/gke-gpu-partition-size",
+    "cloud.google.com/gke-gpu-sharing-strategy",
+)
+"""Labels of such machines, with the type of the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesMachine:
     gpus: int
-    """Those that pods may ask for."""
+    """The whole GPUs that pods may ask for."""
     label: tuple[str, str] | None
     """The key and the value of the label with the type of its GPUs, if it has one."""
+    gpu_type: str
+    """Empty if it is not known."""
     usable: bool
     """Whether the pods of the job may run on it."""
-
-    @property
-    def gpu_type(self) -> str:
-        """Empty if it is not known."""
-        value = self.label[1] if self.label is not None else ""
-        return _OF_GKE.get(value, value)
+    tainted: bool = False
+    """Whether they must tolerate the taint that keeps other pods away from GPUs."""
 
 
 def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
@@ -57,13 +71,20 @@ def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
         page = object_list(client.request("GET", "/api/v1/nodes", limit=PAGE, **more))
         for machine in page.items:
             labels = _texts(machine, "metadata.labels")
-            free = _texts(machine, "status.allocatable").get(GPUS[keys.gpu_vendor], "0")
-            types = ((key, labels[key]) for key in _TYPE_LABELS if labels.get(key))
+            resource = GPUS[keys.gpu_vendor]
+            free = _texts(machine, "status.allocatable").get(resource, "0")
+            taints = at(machine, "spec.taints", tuple[dict[str, Any], ...]) or ()
+            key = next(filter(labels.get, _TYPE_LABELS), "")
+            kind = labels.get(key, "")
+            memory = labels.get(f"{key.removesuffix('name')}memory", "")
+            parts = _PARTS.search(kind) or any(map(labels.get, _PARTS_OF_GKE))
             yield KubernetesMachine(
-                int(amount(free)),
-                next(types, None),
+                0 if parts else int(amount(free)),
+                (key, kind) if kind else None,
+                _NAMES.get((kind, memory), kind),
                 not at(machine, "spec.unschedulable", bool)
                 and keys.node_selector.items() <= labels.items(),
+                any(taint.get("key") == resource for taint in taints),
             )
         if not page.next:
             return
@@ -71,7 +92,7 @@ def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
 
 
 def _usable(client: Client, keys: Kubernetes) -> list[KubernetesMachine]:
-    """Those with GPUs that the job may get. Raises NodeError."""
+    """Those with whole GPUs that the job may get. Raises NodeError."""
     with answer_of(client.host, "listing the machines"):
         return [one for one in machines(client, keys) if one.usable and one.gpus]
 

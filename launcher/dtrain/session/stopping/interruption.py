@@ -29,11 +29,12 @@ def uninterrupted(work: Callable[[], _Result], interrupt: Callable[[str], None])
     # Only wakes the main thread: a handler that raises as `get` returns drops what it returns.
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    # Taken once: by the thread to begin, or here so that it never begins.
-    begin = threading.Lock()
+    # Whether the work begins. The first entry counts, so that each thread may repeat its own.
+    begins: list[bool] = []
 
     def act() -> None:
-        if not begin.acquire(blocking=False):
+        begins.append(True)
+        if not begins[0]:
             return
         try:
             outcome.append((work(), None))
@@ -52,28 +53,31 @@ def uninterrupted(work: Callable[[], _Result], interrupt: Callable[[str], None])
             ended.put(None)
 
     raised: BaseException | None = None
-    why = ""
+    latest: BaseException | None = None
     started = False
     while True:
         try:
+            if latest is not None:
+                begins.append(False)
+                if not begins[0]:
+                    break
+                if not outcome:
+                    pressed = isinstance(latest, KeyboardInterrupt)
+                    interrupt("Ctrl-C" if pressed else type(latest).__name__)
+                latest = None
             if not started:
                 started = True
                 # In a thread of its own: what a handler raises inside `Thread.start` may leave a
                 # lock that the new thread needs.
                 _thread.start_new_thread(start, ())
-            if why and not outcome:
-                interrupt(why)
-                why = ""
             while not outcome:
                 with contextlib.suppress(queue.Empty):
                     next_item(ended, POLL)
             break
-        except BaseException as error:
-            if begin.acquire(blocking=False):
-                raise
-            raised = raised or error
-            why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-    ((result, failure),) = outcome
+        except BaseException as error:  # noqa: BLE001 - raised below
+            # Without a call: a handler that raised in one would leave the work on its own.
+            raised, latest = error if raised is None else raised, error
+    result, failure = outcome[0] if outcome else (None, None)
     if raised is not None:
         raise raised from failure
     if failure is not None:
