@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +114,11 @@ class Container:
         self._reader.start()
 
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start another program in the container."""
+        """Start another program in the container, once it has its own root folder."""
+        here = os.stat("/").st_dev
+        with contextlib.suppress(OSError):  # it has ended
+            while os.stat(f"/proc/{self.pid}/root").st_dev == here:
+                time.sleep(0.01)
         enter = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "--root", "--wd"]
         owner = ["-S", str(self._settings.user), "-G", str(self._settings.group)]
         return subprocess.Popen(

@@ -56,6 +56,10 @@ def carry(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
         thread.join()
     send(bytes([STATUS]) + json.dumps(_status(process.wait())).encode())
     send((1000).to_bytes(2, "big"), ABNF.OPCODE_CLOSE)
+    # TLS reads by number, which may be that of another open file once the connection is closed.
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
+    reader.join()
 
 
 def _feed(connection: socket.socket, stdin: IO[bytes], send: Callable[[bytes, int], None]) -> None:

@@ -50,10 +50,15 @@ class Reports(threading.Thread):
         self._progress = ProgressFiles(folder, order["offsets"], order["attached"])
         self._channel = channel
         self._written = self._last_write()
+        self._introduced = False
+        """Whether the pod's script can find this program."""
         self._ending = threading.Event()
 
     def run(self) -> None:
-        while not self._ending.wait(PERIOD):
+        while True:
+            self._introduced = self._introduced or introduce(self._folder)
+            if self._ending.wait(PERIOD):
+                break
             self._send(last=False)
         self._send(last=True)
 
@@ -93,11 +98,13 @@ def obey(order: PodOrder, watcher: Watcher, channel: LauncherChannel) -> None:
             send(proc, signal.SIGKILL)
 
 
-def introduce(folder: bytes) -> None:
+def introduce(folder: bytes) -> bool:
+    """Write the number of this process. Returns false if the script has not made the folder yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     path = os.path.join(folder, PID_FILE)
     with contextlib.suppress(OSError), closing_fd(os.open(path, flags, 0o600)) as fd:
-        os.write(fd, b"%d\n" % os.getpid())
+        return os.write(fd, b"%d\n" % os.getpid()) > 0
+    return False
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
@@ -109,9 +116,8 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         folder = raw(first["folder"])
         watcher = Watcher(folder, first["world_size"], channel.report)
         reports = Reports(folder, first, channel)
-        reports.start()
         with watcher.watching():
-            introduce(folder)
+            reports.start()
             for line in iter(stream.readline, b""):
                 obey(json.loads(line), watcher, channel)
         reports.end()
