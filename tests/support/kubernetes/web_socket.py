@@ -58,7 +58,7 @@ def carry(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     send((1000).to_bytes(2, "big"), ABNF.OPCODE_CLOSE)
     # TLS reads by number, which may be that of another open file once the connection is closed.
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RD)
+        socket.socket.shutdown(connection, socket.SHUT_RD)  # not TLS: what arrived stays encrypted
     reader.join()
 
 
