@@ -23,9 +23,9 @@ folder, rank = Path(os.environ["DTRAIN_RUN_DIR"]), int(os.environ["RANK"])
 
 def watcher():
     file = folder / "watcher.pid"
-    while not file.exists() or not file.read_text().endswith("\\n"):
+    while not (text := file.read_text() if file.exists() else "").endswith("\\n"):
         time.sleep(0.01)
-    return int(file.read_text())
+    return int(text)
 
 def another(known):
     while watcher() == known:
