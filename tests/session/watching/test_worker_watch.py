@@ -28,7 +28,7 @@ def watching(then: str, silence: float | None = 0.0, **link: Any) -> tuple[Worke
     watchdog = SimpleNamespace(silence=silence, then=then)
     plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
     recorder = SimpleNamespace(notice=notices.append)
-    folder = SimpleNamespace(sizes=lambda plan: {}, path=Path("/none"))
+    folder = SimpleNamespace(sizes=lambda plan: {}, path=Path("/none"), name="run-1")
     context: Any = SimpleNamespace(plan=plan, recorder=recorder, steps=StepWatch(1), folder=folder)
     usual = {"reachable": True, "reported_end": False}
     host: Any = SimpleNamespace(

@@ -265,8 +265,9 @@ class WorkerWatch:
         if now >= self._since + LONG_SILENCE:
             self._advised = True
             self._job.recorder.notice(
-                f"no output and no progress from any worker for {LONG_SILENCE / 60:g} minutes; if"
-                " the job hangs, 'watchdog: {silence: 10m}' in job shows where each rank waits"
+                f"no output and no progress from any worker for {LONG_SILENCE / 60:g} minutes;"
+                f" `dtrain stacks {self._job.folder.name}` shows where each rank is, and"
+                " 'watchdog: {silence: 10m}' in job would end a job that hangs"
             )
 
     def _request_stacks(self, now: float) -> None:
