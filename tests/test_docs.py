@@ -292,6 +292,10 @@ def observed(desk: Desk, command: str) -> None:
         assert re.search(r"^gpu\[01-08] +running ", desk.succeeds(command), re.MULTILINE)
     elif command.startswith("dtrain top"):
         assert "8 hosts running · 8 workers" in desk.succeeds(command)
+    elif command.startswith("dtrain stacks"):
+        shown = desk.succeeds(command)
+        assert re.search(r"^rank.* on gpu.*: in ", shown, re.MULTILINE)
+        assert ("\n    <module> (" in shown) == ("--full" in command)
     elif command.startswith("dtrain report"):
         shown = desk.succeeds(command)
         assert re.search(r"^State +running$", shown, re.MULTILINE)
@@ -391,6 +395,8 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain logs cluster --rank 0 --tail 20": observed,
     "dtrain report cluster": observed,
     "dtrain attach cluster": observed,
+    "dtrain stacks cluster": observed,
+    "dtrain stacks cluster --full": observed,
     "dtrain stop cluster": detached,
     "dtrain exec cluster.yaml -- df -h /": execute,
     next(command for command in commands() if command.startswith("dtrain exec cluster ")): observed,

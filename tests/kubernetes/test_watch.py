@@ -57,6 +57,8 @@ def test_progress_goes_on_with_another_watcher(desk: Desk) -> None:
     """The launcher and the watchers are killed. The last steps come just before a pod ends."""
     launch = desk.start("launch", str(write(desk, STEPS)))
     launch.until("step 3 is done", count=4)
+    where = desk.start("stacks", "test").wait()
+    assert "ranks 0-3 on " in where.stdout, str(where)
     kill = "kill -KILL $(cat /dtrain/run/watcher.pid)"
     assert desk.start("exec", "test", "--", kill).wait().code == 0
     launch.until("step 6 is done", count=4)

@@ -46,8 +46,9 @@ for step in range(1, 100):
 @pytest.mark.torch
 def test_the_rank_for_which_the_others_wait_is_named(scene: Scene) -> None:
     port = free_port()
+    script = scene.script(TRAIN)
     file = scene.cluster_file(
-        scene.script(TRAIN),
+        script,
         args=[str(Path(__file__).resolve().parents[1]), str(port)],
         env={"NCCL_RAS_ADDR": f"127.0.0.1:{port}"},
     )
@@ -58,8 +59,17 @@ def test_the_rank_for_which_the_others_wait_is_named(scene: Scene) -> None:
     (listed,) = json.loads(scene.command("ps", "--json").wait().stdout)["runs"]
     assert listed["stall"]["processes"] == ["rank-2"]
     assert listed["stall"]["waiting"] == 3
-    launch.process.terminate()
+    run = listed["run"]
+    # With a launcher, and without one: then the command takes charge, and the job goes on.
+    for _ in range(2):
+        asked = scene.command("stacks", run, "--json").wait()
+        most, rest = json.loads(asked.stdout)["groups"]
+        assert [worker["worker"] for worker in most["workers"]] == ["0", "1", "3"], str(asked)
+        assert rest["workers"] == [{"host": "node1", "worker": "2"}]
+        assert rest["frames"][-2:] == [f"load_batch ({script}:17)", f"<module> ({script}:26)"]
+        launch.kill()
     done = launch.wait()
     assert "; 3 wait for it; collecting stacks" in done.stderr
     assert "called by load_batch" in done.stderr
+    assert scene.command("stop", run).wait().code == 0
     assert scene.leftovers() == []

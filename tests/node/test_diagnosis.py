@@ -6,6 +6,8 @@ import fcntl
 import os
 import sys
 import threading
+from contextlib import ExitStack
+from pathlib import Path
 from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from dtrain.node.agent import diagnosis, nccl_ras, stacks
 from dtrain.node.agent.flight_recorder import READ_LIMIT
 from dtrain.node.agent.processes import look
 from dtrain.node.agent.sweep import ABORT_LIMIT
-from dtrain.session.watching.worker_watch import STACKS_SECONDS
+from dtrain.session.watching.whereabouts import STACKS_SECONDS
 from support.limits import HANG, until
 
 
@@ -32,9 +34,9 @@ def test_a_host_answers_before_the_launcher_ends_the_job(monkeypatch: pytest.Mon
     monkeypatch.setattr(diagnosis, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=spend))
     monkeypatch.setattr(diagnosis, "KernelLog", SimpleNamespace)
     monkeypatch.setattr(diagnosis, "query", lambda *_: spend(nccl_ras.LIMIT, ""))
-    monkeypatch.setattr(diagnosis, "spy", lambda _: spend(stacks.SPY_LIMIT, {}))
+    monkeypatch.setattr(diagnosis, "spy", lambda _: spend(stacks.SPY_LIMIT, ({}, {})))
     done = threading.Event()
-    events: Any = SimpleNamespace(append=lambda kind: done.set())
+    events: Any = SimpleNamespace(append=lambda kind, **_: kind == "stacks_done" and done.set())
     flights: Any = SimpleNamespace(request_dump=lambda rank: True, new_dumps=list)
     process: Any = SimpleNamespace(pid=7)
     one = diagnosis.Diagnosis(events, flights, ("127.0.0.1", 28028))
@@ -82,3 +84,18 @@ def test_all_ranks_write_their_stacks_before_their_parent_reacts() -> None:
             written = stderr.read()
         aborting.join(HANG)
     assert written.count("hread 0x") == 91
+
+
+def test_why_py_spy_has_no_stack(tmp_path: Path) -> None:
+    with Popen(["sleep", "600"], env={"PATH": "/usr/bin:/bin"}) as other, ExitStack() as stack:
+        stack.callback(other.kill)
+        (tmp_path / "py-spy").symlink_to(Path(sys.executable).parent / "py-spy")
+        environment = {"PATH": f"{tmp_path}:/usr/bin"}
+        program = stack.enter_context(Popen(["sleep", "600"], env=environment))
+        stack.callback(program.kill)
+        found, problems = stacks.spy([other.pid, program.pid])
+    assert found == {}
+    assert problems[other.pid] == "no py-spy in the environment"
+    assert problems[program.pid].startswith("py-spy: Failed to find python version")
+    denied = b"Permission Denied: Try running again with elevated permissions"
+    assert "does not let py-spy read it" in stacks._why_none(denied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -127,6 +128,9 @@ signal.pause()
     launch.until("] up", count=4)
     (run,) = (launcher.home / "runs").iterdir()
     if command == "launch":
+        where = launcher.command("stacks", run.name, env=slurm.environment).wait()
+        place = r"ranks 0-3 on .*: in <module> \(.*\.py:4\)\n"
+        assert re.fullmatch(place, where.stdout), str(where)
         launch.process.send_signal(signal.SIGINT)
     else:
         launch.kill()

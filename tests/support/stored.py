@@ -11,6 +11,7 @@ from dtrain.checks import Finding, Severity
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.kernel import KernelMessage
+from dtrain.failures.stacks import StackGroup
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.runs import events, journal, restart
@@ -59,6 +60,14 @@ EVENTS = (
     events.PhasesSpent(3.5, 10, {"data": 0.5, "save": 2.0}),
     events.StragglersChanged(STRAGGLER),
     events.StallChanged(Stall(("rank-3",), ("n2",), 20.5, 1200, 3)),
+    events.StacksReported(
+        (
+            StackGroup(
+                (("3", "n2"),), "load (/home/ml/train.py:4)", ("load (/home/ml/train.py:4)",)
+            ),
+        ),
+        ("no answer from n3",),
+    ),
     events.AttemptFailed(
         1, restart.AttemptResult(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT
     ),

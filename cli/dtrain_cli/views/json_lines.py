@@ -1,8 +1,8 @@
 """A run as JSON Lines on stdout, for programs.
 
 Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``), ``host``,
-``finding``, ``notice``, ``line``, ``progress``, ``stragglers``, ``stall``, ``attempt`` and, last,
-``finished``. If an engine chooses the hosts, their names are null until ``allocated``.
+``finding``, ``notice``, ``line``, ``progress``, ``stragglers``, ``stall``, ``stacks``, ``attempt``
+and, last, ``finished``. If an engine chooses the hosts, their names are null until ``allocated``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.log_store import Stream
 from dtrain.session.reporting.feed import RunReceiver, StreamKey
+from dtrain_cli.views import stacks
 from dtrain_cli.views.document import finite
 from dtrain_cli.views.outlet import Outlet
 
@@ -56,6 +57,8 @@ class JsonLines(RunReceiver):
                 self._put("stragglers", found=None if slow is None else asdict(slow))
             case events.StallChanged(stall):
                 self._put("stall", found=None if stall is None else asdict(stall))
+            case events.StacksReported():
+                self._put("stacks", **stacks.body(event))
 
     def _begin(self, event: str, run: str, plan: LaunchPlan, folder: str) -> None:
         self._put(event, run=run, name=plan.name, logs=folder, hosts=_hosts(plan))

@@ -1,4 +1,4 @@
-"""Watches and stops runs that this or another process launched before.
+"""Watches, questions and stops runs that this or another process launched before.
 
 One process at a time is in charge of a run. Other processes read the run's folder, and stop the run
 with a signal or a file in the folder. If no process is in charge, the process that watches or stops
@@ -11,28 +11,40 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
 from dtrain.failures.cause import LEFT, Report
-from dtrain.runs.events import Finished, RunLeft
+from dtrain.runs.events import (
+    Finished,
+    NoticeShown,
+    RunEvent,
+    RunLeft,
+    StacksReported,
+)
 from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.follow import POLL, RunFollower, ending
+from dtrain.session.reporting.observer import Observer
 from dtrain.session.stopping import stop_requests
 from dtrain.session.stopping.control import Control
 from dtrain.session.stopping.signals import INSIST, STOP, are_handled
+from dtrain.session.watching import stack_requests
 from dtrain.spec.secrets import known_secrets
 
 EXIT_SECONDS = 5.0
 """Seconds that the launcher may take to exit after the run is over: its terminal may block."""
 
 
-def attach(folder: RunFolder, caller: Caller) -> Report:
+def attach(
+    folder: RunFolder, caller: Caller, following: Callable[[], None] = lambda: None
+) -> Report:
     """Follow a run until it ends or the caller leaves it. Take over if its launcher exits. Of a run
-    that is over, show the end.
+    that is over, show the end. ``following`` is called whenever all later events will be seen.
 
     Raises UsageError if this version cannot read the run.
     """
@@ -40,7 +52,7 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
     while (report := ending(folder)) is None:
         claim = folder.claim(signals=are_handled())
         if claim is None:
-            report = _watch(folder, caller)
+            report = _watch(folder, caller, following)
             if report is not None:
                 return report
             continue
@@ -51,10 +63,41 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
             record = Record.load(folder.path)
             secrets = known_secrets(record.request.spec(), os.environ)
             with _engine(record, caller) as engine:
+                following()
                 return engine.attach(record, folder, secrets)
     RunFollower(folder, Record.load(folder.path), caller.observer).skip()
     caller.observer.on_event(Finished(report))
     return report
+
+
+def stacks(folder: RunFolder, caller: Caller) -> StacksReported | Report:
+    """Where the workers of a run are, or the report of a run that the caller left or that ended
+    first. The process in charge asks the hosts; if there is none, this one takes charge meanwhile.
+
+    Raises UsageError as `attach`, or if the run is over.
+    """
+    if ending(folder) is not None:
+        raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
+    asking = _Asking(caller)
+    asked = replace(caller, observer=asking)
+    report = attach(folder, asked, lambda: stack_requests.place(folder))
+    return asking.answer or report
+
+
+class _Asking(Observer):
+    """Leaves the run once the workers' stacks are there."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self.answer: StacksReported | None = None
+
+    def on_event(self, event: RunEvent) -> None:
+        match event:
+            case StacksReported() if self.answer is None:
+                self.answer = event
+                self._caller.control.leave()
+            case NoticeShown():
+                self._caller.observer.on_event(event)
 
 
 def watch(folder: RunFolder, caller: Caller) -> Report:
@@ -73,11 +116,14 @@ def watch(folder: RunFolder, caller: Caller) -> Report:
     return report
 
 
-def _watch(folder: RunFolder, caller: Caller) -> Report | None:
+def _watch(
+    folder: RunFolder, caller: Caller, following: Callable[[], None] = lambda: None
+) -> Report | None:
     """Follow what the process in charge writes. None if it exits before the run is over."""
     follower = RunFollower(folder, Record.load(folder.path), caller.observer)
     follower.skip()
     follower.show_training()
+    following()
     report = follower.follow(lambda seconds: _wait(caller.control, seconds))
     if report is not None:
         caller.observer.on_event(Finished(report))

@@ -52,6 +52,17 @@ class WaitingPlace:
         return f"{self.call}, called by {self.script}" if self.call else self.script
 
 
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Workers in the same place."""
+
+    workers: tuple[tuple[str, str], ...]
+    """Label and host of each."""
+    place: str
+    frames: tuple[str, ...]
+    """The stack of the first one's main thread, innermost frame first."""
+
+
 def stack(output: str) -> list[Frame]:
     """The main thread's frames, innermost first, from the last report in ``output``.
 
@@ -103,6 +114,16 @@ def _call(functions: Sequence[str]) -> str:
     """What the script calls, of the functions that it is in, outermost first."""
     outermost = functions[0] if functions else ""
     return next((name for name in functions if not _WRAPPER.fullmatch(name)), outermost)
+
+
+def grouped(texts: Mapping[tuple[str, str], str]) -> tuple[StackGroup, ...]:
+    """The workers in each place, most workers first. ``texts``: what py-spy shows of each worker,
+    by its label and its host."""
+    stacks = {who: stack(text) for who, text in texts.items()}
+    return tuple(
+        StackGroup(tuple(those), str(where), tuple(map(str, stacks[those[0]])))
+        for where, those in compare({who: place(frames) for who, frames in stacks.items()})
+    )
 
 
 def compare(places: Mapping[_Who, WaitingPlace]) -> list[tuple[WaitingPlace, list[_Who]]]:

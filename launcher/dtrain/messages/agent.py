@@ -141,6 +141,9 @@ class Stack(Event):
     index: Index
     rank: Index | None
     text: str
+    """Empty if py-spy has none."""
+    problem: Annotated[str, Length(1000)] = ""
+    """Why py-spy has none."""
 
 
 @dataclass(frozen=True, slots=True)

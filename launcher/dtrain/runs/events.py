@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
+from dtrain.failures.stacks import StackGroup
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
@@ -192,6 +193,16 @@ class StallChanged(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class StacksReported(JournalEvent):
+    """Where the workers were when a user asked for it."""
+
+    kind = "stacks"
+    groups: tuple[StackGroup, ...]
+    notes: tuple[str, ...]
+    """What else is known: collectives that ranks have not joined, workers without a stack."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested(JournalEvent):
     """The user or a signal stops the attempt."""
 
@@ -257,7 +268,7 @@ class Finished(JournalEvent):
 
 SHOWN = (
     LauncherAttached, HostState, NoticeShown, TensorBoardAddress, Findings, StragglersChanged,
-    StallChanged, Finished,
+    StallChanged, StacksReported, Finished,
 )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan.plan import Process
-from dtrain.messages.agent import Exited, Stack
+from dtrain.messages.agent import Exited, Stack, StacksDone
+from dtrain.runs.events import StacksReported
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import StepReport
-from dtrain.session.watching import worker_watch
+from dtrain.session.watching import stack_requests, whereabouts, worker_watch
 from dtrain.session.watching.evidence import HostEvidence
 from dtrain.session.watching.steps import StepWatch
 from dtrain.session.watching.worker_watch import WorkerWatch
@@ -27,7 +28,7 @@ def watching(then: str, silence: float | None = 0.0, **link: Any) -> tuple[Worke
     watchdog = SimpleNamespace(silence=silence, then=then)
     plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
     recorder = SimpleNamespace(notice=notices.append)
-    folder = SimpleNamespace(sizes=lambda plan: {})
+    folder = SimpleNamespace(sizes=lambda plan: {}, path=Path("/none"), name="run-1")
     context: Any = SimpleNamespace(plan=plan, recorder=recorder, steps=StepWatch(1), folder=folder)
     usual = {"reachable": True, "reported_end": False}
     host: Any = SimpleNamespace(
@@ -125,7 +126,6 @@ def test_a_hang_waits_for_the_stacks_of_a_stall(monkeypatch: pytest.MonkeyPatch)
     watch, notices = watching("stop", silence=20.0)
     job: Any = watch._job
     job.recorder.record = lambda event: None
-    job.folder = SimpleNamespace(sizes=lambda plan: {})
     host: Any = watch._hosts["a"]
     host.evidence = HostEvidence("a", ())
     asked: list[bool] = []
@@ -215,7 +215,7 @@ class Silent:
             Stream("a", "worker", rank, rank, "stderr", file)
             for rank, file in enumerate(self.files)
         ]
-        job.folder = SimpleNamespace(sizes=lambda plan: dict.fromkeys(streams, 1))
+        job.folder.sizes = lambda plan: dict.fromkeys(streams, 1)
         for rank, text in enumerate(stderr):
             self.write(rank, text)
 
@@ -288,7 +288,7 @@ def stuck(streams: list[Stream], **hosts: HostEvidence) -> list[str]:
         plan=SimpleNamespace(job=SimpleNamespace(watchdog=None)), folder=folder
     )
     watched: Any = {name: SimpleNamespace(evidence=evidence) for name, evidence in hosts.items()}
-    return WorkerWatch(context, watched, longest_pause=1.0).stuck_workers()
+    return WorkerWatch(context, watched, longest_pause=1.0).where.describe()
 
 
 def test_only_workers_that_still_run_hang_somewhere() -> None:
@@ -314,7 +314,7 @@ def test_a_hint_about_ranks_that_wait_in_different_places() -> None:
 
     apart = found("worker", 4, 4, 9)
     assert len(apart) == 3
-    assert apart[-1] == worker_watch.APART
+    assert apart[-1] == whereabouts.APART
     assert len(found("worker", 4, 4, 4)) == 1
     # The servers of parameters always wait in another place than the workers.
     assert len(found("ps", 4, 9)) == 2
@@ -356,3 +356,48 @@ def test_all_ranks_are_compared_once_a_second_however_often_the_launcher_looks(
         now = tenth / 10
         watch.look()
     assert compared == [10.0, 11.0, 12.0]
+
+
+def test_a_request_is_answered_without_the_hosts_that_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(
+        worker_watch, "time", SimpleNamespace(monotonic=lambda: now, time=lambda: now)
+    )
+    watch, notices = watching("stop", silence=None)
+    job: Any = watch._job
+    answers: list[StacksReported] = []
+    job.recorder.record = answers.append
+    job.folder.path = tmp_path
+    hosts: Any = {
+        name: SimpleNamespace(
+            reachable=name != "c",
+            reported_end=False,
+            evidence=HostEvidence(name, ()),
+            request_stacks=lambda abort, ras: asked.append(abort),
+        )
+        for name in ("a", "b", "c")
+    }
+    asked: list[bool] = []
+    watch = WorkerWatch(job, hosts, longest_pause=1.0)
+    watch.start()
+    stack_requests.place(job.folder)
+    assert not watch.look()
+    assert asked == [False] * 3
+    hosts["a"].evidence.add(Stack(1.0, "worker", 0, 0, "    step (/home/ml/train.py:9)"))
+    for rank, name in enumerate("ab", 1):
+        hosts[name].evidence.add(Stack(1.0, "worker", rank, rank, "", "no py-spy"))
+        assert not watch.look()
+        assert answers == []
+        hosts[name].evidence.add(StacksDone(1.0))
+    stack_requests.place(job.folder)  # another one, which the answer to the first is too old for
+    assert not watch.look()
+    (answer,) = answers
+    assert [(group.workers, group.frames) for group in answer.groups] == [
+        ((("0", "a"),), ("step (/home/ml/train.py:9)",))
+    ]
+    assert answer.notes == ("no stack of ranks 1-2 on a,b: no py-spy", "no answer from c")
+    assert not watch.look()
+    assert len(asked) == 6
+    assert notices == []

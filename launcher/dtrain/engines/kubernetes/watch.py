@@ -18,7 +18,7 @@ from dtrain.messages.pods import PodMessage, WatcherAlive, WorkersWrote
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.job_watch import JobWatch, WatchedMachine
-from dtrain.session.watching.worker_watch import WatchedJob
+from dtrain.session.watching.watched import WatchedJob
 
 
 class WatchedPod(WatchedMachine):

@@ -77,7 +77,7 @@ class Ending:
         if self.watch.why and outcome is AttemptOutcome.WORKER_FAILED:
             problems += self.watch.whereabouts()
         elif failures and failures[0].is_echo:
-            problems += self.watch.collective_mismatches()
+            problems += self.watch.where.collective_mismatches()
             if early:
                 problems.append(early)
         return Report(

@@ -87,10 +87,10 @@ class Diagnosis:
             text = query(self._ras_address, [proc.pid for _, proc in processes])
             if text:
                 self._events.append("ras", text=text)
-        stacks = spy([proc.pid for _, proc in processes])
+        stacks, problems = spy([proc.pid for _, proc in processes])
         for identity, proc in processes:
-            if proc.pid in stacks:
-                self._events.append("stack", **identity, text=stacks[proc.pid])
+            text, problem = stacks.get(proc.pid, ""), problems.get(proc.pid, "")
+            self._events.append("stack", **identity, text=text, problem=problem)
         while pending:
             pending -= self._report_collectives()
             if time.monotonic() > deadline:

@@ -10,7 +10,7 @@ import resource
 import signal
 
 from dtrain.node.agent.presentation import present
-from dtrain.node.agent.sweep import PR_SET_PDEATHSIG
+from dtrain.node.agent.sweep import PR_SET_PDEATHSIG, PR_SET_PTRACER
 from dtrain.node.agent.wire import RefusedError, shown
 from dtrain.node.files import close_others
 from dtrain.node.numa import load_syscall
@@ -63,6 +63,9 @@ def spawn(
                 prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
                 if os.getppid() != me:
                     os._exit(126)
+                # Our py-spy may read its stack where Yama allows that to ancestors only (Ubuntu).
+                # A new program keeps the permission, its children do not get it.
+                prctl(PR_SET_PTRACER, me, 0, 0, 0)
             if binding is not None:
                 binding.apply(syscall)
             _reset_signals()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 SPY_LIMIT = 10.0
 """Seconds for py-spy to read the stacks of all workers."""
+MAX_PROBLEM = 200
+"""Bytes of py-spy's words that are passed on."""
 
 
 def spy_command(pid: int) -> list[bytes]:
@@ -43,30 +44,45 @@ def spy_command(pid: int) -> list[bytes]:
     return []
 
 
-def spy(pids: list[int]) -> dict[int, str]:
-    """The Python stacks by process id, of the processes that have a py-spy that can read them."""
+def spy(pids: list[int]) -> tuple[dict[int, str], dict[int, str]]:
+    """The Python stacks by process id, and of the processes without one, why py-spy has none."""
     import subprocess  # slow to import, and rarely needed
 
     spies = {}
+    problems = {}
     for pid in pids:
         command = spy_command(pid)
-        with contextlib.suppress(OSError):
-            if command:
-                spies[pid] = subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-                )
+        if not command:
+            problems[pid] = "no py-spy in the environment"
+            continue
+        try:
+            spies[pid] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except OSError as error:
+            problems[pid] = "py-spy does not start: %s" % (error.strerror or error)
     deadline = time.monotonic() + SPY_LIMIT
     found = {}
     for pid, process in spies.items():
         try:
-            output = process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
+            output, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            output = process.communicate()[0]
+            output, errors = process.communicate()
+            errors = errors or b"no answer after %d s" % SPY_LIMIT
         # Its status is unknown if the supervisor has reaped it.
         if output:
             found[pid] = shown(output[:MAX_TRACEBACK])
-    return found
+        else:
+            problems[pid] = _why_none(errors)
+    return found, problems
+
+
+def _why_none(errors: bytes) -> str:
+    """Why py-spy has no stack, from its stderr. It ends with a trace of py-spy itself."""
+    said = errors.partition(b"Stack backtrace")[0]
+    if b"permission denied" in said.lower():
+        return "the system does not let py-spy read it (see `dtrain help failures`)"
+    first = said.partition(b"\n")[0].split(b"Error: ")[-1]
+    return "py-spy: " + (shown(first[:MAX_PROBLEM]) or "no output")
 
 
 def abort_all(procs: list[Proc]) -> None:

@@ -283,7 +283,7 @@ class Sweep:
             time.sleep(pause)
 
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_PTRACER = 1, 36, 0x59616D61
 
 
 def load_prctl() -> Callable[..., int]:

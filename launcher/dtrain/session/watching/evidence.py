@@ -26,6 +26,8 @@ class HostEvidence:
         """``gpus``: indices of the GPUs that the job uses on the host; empty means all."""
         self.stacks: dict[str, str] = {}
         """Stacks of workers from py-spy, by rank, or by role and index."""
+        self.unread: dict[str, str] = {}
+        """Why py-spy has no stack of the other workers."""
         self.collectives: dict[int, tuple[messages.ProcessGroup, ...]] = {}
         """The last collectives of each rank, from torch's flight recorder."""
         self.ras = ""
@@ -51,7 +53,7 @@ class HostEvidence:
     def expect_stacks(self) -> None:
         """Discard earlier stacks: a new request is about to be sent."""
         self.stacks_complete = False
-        self.stacks, self.collectives, self.ras = {}, {}, ""
+        self.stacks, self.unread, self.collectives, self.ras = {}, {}, {}, ""
 
     def compare_clocks(self, theirs: float, now: float, *, current: bool = True) -> None:
         """Measure the clock offset from a time that the host has sent. ``current``: it was the
@@ -66,8 +68,12 @@ class HostEvidence:
 
     def add(self, event: messages.Event) -> None:
         match event:
-            case messages.Stack(role=role, index=index, rank=rank, text=text):
-                self.stacks[names.label(role, index, rank)] = text
+            case messages.Stack(role=role, index=index, rank=rank, text=text, problem=problem):
+                label = names.label(role, index, rank)
+                if text:
+                    self.stacks[label] = text
+                else:
+                    self.unread[label] = problem
             case messages.Ras(text=text):
                 self.ras = text
             case messages.StacksDone():

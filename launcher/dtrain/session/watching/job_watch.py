@@ -19,14 +19,15 @@ from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.evidence import HostEvidence
 from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.telemetry import HostTelemetry
-from dtrain.session.watching.worker_watch import WatchedJob, WorkerWatch
+from dtrain.session.watching.watched import WatchedJob
+from dtrain.session.watching.worker_watch import WorkerWatch
 
 LONGEST_PAUSE = 10.0
 """Seconds between two looks at the job."""
 
 
 class WatchedMachine(ABC):
-    """One machine of the job. See `dtrain.session.watching.worker_watch.WatchedHost`."""
+    """One machine of the job. See `dtrain.session.watching.watched.WatchedHost`."""
 
     def __init__(self, name: str, job: WatchedJob) -> None:
         self.name = name

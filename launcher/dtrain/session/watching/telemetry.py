@@ -10,7 +10,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.events import Sampled
 from dtrain.runs.telemetry import TelemetryWriter, round_up
-from dtrain.session.watching.worker_watch import WatchedJob
+from dtrain.session.watching.watched import WatchedJob
 
 
 class HostTelemetry:

@@ -6,36 +6,19 @@ import math
 import time
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Protocol
 
-from dtrain.failures import collectives, nccl_ras
 from dtrain.failures.cause import workers_on
-from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.failures.traceback import headline, last_words
-from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
-from dtrain.runs.folder import RunFolder
-from dtrain.runs.log_store import Stream, changed_since, tail
-from dtrain.session.reporting.recorder import Recorder
-from dtrain.session.watching.evidence import HostEvidence
-from dtrain.session.watching.steps import StepWatch
+from dtrain.runs.log_store import changed_since, tail
+from dtrain.session.watching import stack_requests
+from dtrain.session.watching.watched import WatchedHost, WatchedJob
+from dtrain.session.watching.whereabouts import Whereabouts
 
 STDERR_TAIL = 1 << 16
-"""Bytes at the end of a worker's stderr that are searched for its stack."""
-STACKS_SECONDS = 40.0
-"""Seconds that hosts may take to report the stacks of their workers."""
-
-
-RAS_HOSTS = 2
-"""Hosts that query NCCL, whose answer is about all hosts. The second one helps if the first is
-broken."""
-APART = (
-    "ranks wait in different places: most often for those that are in no collective; if all are in"
-    " one, each rank must call the same collectives in the same order"
-)
-"""Of ranks that hang, if it is not known which collective some have not joined."""
+"""Bytes at the end of a worker's stderr that are searched for an exception."""
 LONG_SILENCE = 600.0
 """Seconds without a sign of life after which a job without a watchdog gets a notice."""
 BETWEEN = 1.0
@@ -69,36 +52,6 @@ class Silence(Enum):
     """The job must end."""
 
 
-class WatchedHost(Protocol):
-    evidence: HostEvidence
-
-    @property
-    def reachable(self) -> bool:
-        """Whether reports of its workers arrive."""
-
-    @property
-    def reported_end(self) -> bool:
-        """Whether it will answer no more."""
-
-    def request_stacks(self, *, abort: bool, ras: bool) -> None:
-        """Have it report the stacks of its workers. ``abort``: it may kill workers for that.
-        ``ras``: query NCCL, too."""
-
-
-class WatchedJob(Protocol):
-    @property
-    def plan(self) -> LaunchPlan: ...
-
-    @property
-    def folder(self) -> RunFolder: ...
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    @property
-    def steps(self) -> StepWatch: ...
-
-
 class WorkerWatch:
     """Only the attempt's thread calls it."""
 
@@ -112,14 +65,17 @@ class WorkerWatch:
         self._longest_pause = longest_pause
         self._looked = math.inf
         self._hosts = hosts
+        self.where = Whereabouts(job, hosts)
         self._watchdog = job.plan.job.watchdog
         self._silence = Silence.NONE
         self._since = math.inf
-        self._requested_at = 0.0
         self._advised = False
         self._stall: Stall | None = None
         self._locating = False
-        """Whether the hosts collect stacks because of the stall, or of workers that still run."""
+        """Whether the hosts collect stacks because of the stall, of workers that still run, or of a
+        request."""
+        self._asked = False
+        """Whether they do so because of a request."""
         self._finished = 0
         """Number of workers that have finished."""
         self._name_rest_at = math.inf
@@ -140,6 +96,7 @@ class WorkerWatch:
         excess = max(0.0, now - self._looked - self._longest_pause)
         self._looked = now
         self._show_stragglers(now)
+        self._answer_request(now)
         self._show_stall(now, excess)
         self._show_rest(now, excess)
         return self._has_hung(now, excess)
@@ -162,7 +119,19 @@ class WorkerWatch:
     def whereabouts(self) -> list[str]:
         """Which ranks stand still, as far as is known, and where workers wait."""
         standing = [str(self._stall)] if self._stall and self._stall.processes else []
-        return standing + self.stuck_workers()
+        return standing + self.where.describe()
+
+    def _answer_request(self, now: float) -> None:
+        """Answer another process that wants to know where the workers are."""
+        if self._asked:
+            if self.where.are_known(now):
+                self._asked = self._locating = False
+                self._job.recorder.record(self.where.report())
+        # An answer to another request would count for this one, and may be old.
+        elif not self._locating and self._silence is Silence.NONE:
+            self._asked = stack_requests.take(self._job.folder)
+            if self._asked:
+                self._locate(now)
 
     def _show_stragglers(self, now: float) -> None:
         """Show which ranks are slow, when that changes."""
@@ -181,9 +150,9 @@ class WorkerWatch:
             self._job.steps.pause(now, missed)
         if missed == math.inf:
             return
-        if self._locating and self._answered(now):
+        if self._locating and not self._asked and self.where.are_known(now):
             self._locating = False
-            for line in self.stuck_workers():
+            for line in self.where.describe():
                 self._job.recorder.notice(line)
         elif not self._locating and self._silence is Silence.NONE:
             found = self._job.steps.stall(now)
@@ -198,8 +167,8 @@ class WorkerWatch:
         self._locate(now)
 
     def _locate(self, now: float) -> None:
-        self._locating, self._requested_at = True, now
-        self._request(abort=False)
+        self._locating = True
+        self.where.request(now, abort=False)
 
     def _show_rest(self, now: float, excess: float) -> None:
         """Name the workers that still run although others have finished long ago: they may wait for
@@ -252,9 +221,9 @@ class WorkerWatch:
             # An answer to another request would count for this one, and have less.
             elif now >= self._since + silence and not self._locating:
                 self._request_stacks(now)
-        elif self._silence is Silence.COLLECTING and self._answered(now):
+        elif self._silence is Silence.COLLECTING and self.where.are_known(now):
             if self._watchdog.then == "report":
-                for line in self.stuck_workers():
+                for line in self.where.describe():
                     self._job.recorder.notice(line)
                 self._since, self._silence = now, Silence.NONE
             else:
@@ -268,7 +237,7 @@ class WorkerWatch:
         self._raised_since = self._since
         ends_after = time.time() - (now - self._since) - GOES_ON_SECONDS
         found: dict[str, list[tuple[str, str]]] = {}
-        for stream in self._running():
+        for stream in self.where.running():
             who = stream.label, stream.host
             if who in self._raised or not changed_since(stream.path, ends_after):
                 continue
@@ -296,75 +265,15 @@ class WorkerWatch:
         if now >= self._since + LONG_SILENCE:
             self._advised = True
             self._job.recorder.notice(
-                f"no output and no progress from any worker for {LONG_SILENCE / 60:g} minutes; if"
-                " the job hangs, 'watchdog: {silence: 10m}' in job shows where each rank waits"
+                f"no output and no progress from any worker for {LONG_SILENCE / 60:g} minutes;"
+                f" `dtrain stacks {self._job.folder.name}` shows where each rank is, and"
+                " 'watchdog: {silence: 10m}' in job would end a job that hangs"
             )
 
     def _request_stacks(self, now: float) -> None:
-        self._silence, self._requested_at = Silence.COLLECTING, now
+        self._silence = Silence.COLLECTING
         self._job.recorder.notice(f"{self._detected}; collecting stacks")
-        self._request(abort=self._watchdog.then != "report")
-
-    def _request(self, *, abort: bool) -> None:
-        for number, host in enumerate(self._hosts.values()):
-            host.request_stacks(abort=abort, ras=number < RAS_HOSTS)
-
-    def _answered(self, now: float) -> bool:
-        return now >= self._requested_at + STACKS_SECONDS or all(
-            host.evidence.stacks_complete or host.reported_end for host in self._hosts.values()
-        )
-
-    def stuck_workers(self) -> list[str]:
-        """Where workers wait: one line for each place."""
-        streams = self._running()
-        # The ranks of a torchrun may have no streams of their own.
-        texts = {
-            (label, host): text
-            for host, watched in self._hosts.items()
-            for label, text in watched.evidence.stacks.items()
-            if text and label not in watched.evidence.finished
-        }
-        with_ranks = {stream.host for stream in streams if stream.rank is not None}
-        with_ranks |= {host for label, host in texts if label.isdecimal()}
-        for stream in streams:
-            if stream.role == "torchrun" and stream.host in with_ranks:
-                continue  # torchrun only waits for its ranks.
-            if (stream.label, stream.host) not in texts:
-                written = tail(stream.path, STDERR_TAIL).decode(errors="replace")
-                texts[stream.label, stream.host] = written
-        places = {who: place(stack(text)) for who, text in texts.items()}
-        if not any(where.script or where.call for where in places.values()):
-            unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
-            return self._differences() or [unknown]
-        groups = compare(places)
-        stacks = [f"{workers_on(those)}: in {where}" for where, those in groups]
-        differences = self._differences()
-        if len(groups) > 1 and not differences and all(one.isdecimal() for one, _ in places):
-            differences = [APART]
-        return stacks + differences
-
-    def _running(self) -> list[Stream]:
-        """The stderr of each worker that has not finished."""
-        sizes = self._job.folder.sizes(self._job.plan)
-        # A user may have copied a host's folder.
-        streams = [one for one in sizes if one.fd == "stderr" and one.host in self._hosts]
-        finished = {host: watched.evidence.finished for host, watched in self._hosts.items()}
-        # With a torchrun, its ranks have ended, too.
-        ended = {
-            stream.host
-            for stream in streams
-            if stream.role == "torchrun" and stream.label in finished[stream.host]
-        }
-        return [
-            stream
-            for stream in streams
-            if stream.host not in ended and stream.label not in finished[stream.host]
-        ]
-
-    def _differences(self) -> list[str]:
-        reports = [host.evidence.ras for host in self._hosts.values()]
-        found = [line for text in reports for line in nccl_ras.explain(text)]
-        return self.collective_mismatches() + list(dict.fromkeys(found))
+        self.where.request(now, abort=self._watchdog.then != "report")
 
     def finished(self) -> list[tuple[str, str, float]]:
         """The workers that exited with status 0, as `ended_early` gets them."""
@@ -373,13 +282,3 @@ class WorkerWatch:
             for host, watched in self._hosts.items()
             for label, then in watched.evidence.finished.copy().items()
         ]
-
-    def collective_mismatches(self) -> list[str]:
-        """The collectives that some ranks have not joined, from torch's flight recorders."""
-        return collectives.compare(
-            {
-                rank: groups
-                for host in self._hosts.values()
-                for rank, groups in host.evidence.collectives.copy().items()
-            }
-        )
