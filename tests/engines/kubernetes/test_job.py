@@ -295,6 +295,36 @@ def test_the_hint_for_an_evicted_pod(changes: str, hint: str) -> None:
     assert ending.report().hint == hint
 
 
+def test_what_ends_with_an_evicted_pod_is_not_blamed(job: KubernetesJob) -> None:
+    """Kubernetes deletes the other pods."""
+    job.job_seen(RUNS, "")
+    job.pod_seen(replace(pod("a"), disrupted="Evicted", state=ShownState.ENDED))
+    job.pod_seen(pod("b", 1))
+    end = b"[dtrain] worker-1 ended: 143 at 5.0\n"
+    job.keep(PodLines("b", (BEGINS, b"[dtrain] TERM\n", end), 5, 1, 5))
+    job.job_seen(FAILED, "")
+    report = job.ended("")
+    assert report.problems == ("Evicted",)
+    assert report.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("resources", "hint"),
+    [
+        ("", "set memory in cluster.kubernetes.resources: Kubernetes then chooses a machine"),
+        ("resources: {memory: 1Gi}, ", "the pod may use only the memory that it asks for"),
+    ],
+)
+def test_the_hint_for_a_full_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: str, hint: str
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    job = job_of(FILE.replace("queue: gpu", f"{resources}queue: gpu"))
+    job.job_seen(FAILED, "")
+    killed(job, "a", 0, "OOMKilled", None)
+    assert job.ended("").hint.startswith(hint)
+
+
 def test_a_message_of_a_kubelet_is_shown_once(job: KubernetesJob) -> None:
     job.pod_seen(pod("a"))
     for _ in range(2):
