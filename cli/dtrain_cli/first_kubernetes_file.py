@@ -26,9 +26,10 @@ class KubernetesAnswers:
 
 
 def text(answers: KubernetesAnswers, machines: Sequence[KubernetesMachine], vendor: Vendor) -> str:
-    """``machines``: those with GPUs of the ``vendor``, as far as they are known."""
+    """``machines``: those that pods may use, with GPUs of the ``vendor``, as far as known."""
     kinds = Counter(machines).most_common()
-    alike, count = kinds[0] if kinds else (None, 0)
+    enough = [each for each in kinds if each[0].gpus >= (answers.gpus or 0)]
+    alike, count = enough[0] if enough else (None, 0)
     keys = {"image": answers.image, **({"gpu_vendor": vendor} if vendor != "nvidia" else {})}
     return "\n".join(
         [

@@ -16,7 +16,7 @@ import typer
 from dtrain.checks import Evidence
 from dtrain.diagnostics import NodeError, SpecError, UsageError
 from dtrain.engines.inspection import examine
-from dtrain.engines.kubernetes.machines import KubernetesMachine, Vendor, with_gpus
+from dtrain.engines.kubernetes.machines import KubernetesMachine, Vendor, left_out, with_gpus
 from dtrain.engines.slurm import login_shell
 from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
@@ -54,7 +54,7 @@ _OPTIONS = {
 }
 """The options for keys of the file."""
 _EXAMPLE = first_file.Answers(("gpu01",), "torch", "train.py", gpus=1)
-_HOSTS = "Hosts, as ssh knows them (such as gpu[01-08])"
+_HOSTS = "Hosts, as ssh knows them (such as gpu[01-08]; for Kubernetes, use --image)"
 _FRAMEWORKS: tuple[str, ...] = get_args(Framework)
 _FRAMEWORK = f"Framework, {either(_FRAMEWORKS)}"
 _HOSTFILE = "name a file with a host on each line"
@@ -242,9 +242,15 @@ def _for_kubernetes(
     read_nodes("1")  # for the image
     try:
         with progress("asking the cluster for its machines …"):
-            vendor, machines = with_gpus()
-        if not machines:
-            notice("the cluster has no machines with whole GPUs")
+            vendor, found = with_gpus()
+        if without := left_out(found):
+            notice(without)
+        machines = [one for one in found if not one.obstacle]
+        most = max((one.gpus for one in machines), default=0)
+        if not most:
+            notice("the cluster has no machines with whole GPUs that pods may use")
+        elif most < (gpus or 0):
+            notice(f"no machine of the cluster has {gpus} GPUs: the most that one has is {most}")
     except (UsageError, NodeError) as error:
         notice(f"the GPUs of the machines are not known: {error.message}")
     if gpus is None and not machines:

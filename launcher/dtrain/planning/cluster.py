@@ -204,14 +204,17 @@ class _OfFile:
                 f"asked: {error.message}",
                 hint="\n".join(filter(None, (hint, error.hint))),
             ) from None
-        where = found.where
+        where, without = found.where, f" ({found.left_out})" if found.left_out else ""
         if not found.per_host:
             raise UsageError(
-                f"the machines of {where} have no whole GPUs, and layouts are planned for GPUs",
+                f"{where} has no machine with whole GPUs for the job{without},"
+                " and layouts are planned for GPUs",
                 hint="choose other machines in the file, or use `gpus` and `gpu`",
             )
         if not found.types:
-            raise UsageError(f"{where} does not say which GPUs its machines have", hint=hint)
+            raise UsageError(
+                f"{where} does not say which GPUs its machines have{without}", hint=hint
+            )
         if len(found.types) > 1:
             raise UsageError(
                 f"{where} has GPUs of {len(found.types)} types: {', '.join(found.types)}",
@@ -226,7 +229,8 @@ class _OfFile:
                 hint="\n".join(filter(None, (hint, error.hint))),
             ) from None
         self.notes.append(
-            f"{where} has GPUs of type {kind}, planned as {gpu}; cluster.gpu overrides this"
+            f"{where} has GPUs of type {kind}{without}, planned as {gpu}; cluster.gpu overrides"
+            " this"
         )
         return gpu, found.per_host
 

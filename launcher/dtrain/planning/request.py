@@ -103,6 +103,8 @@ class QueueGpus:
     types: tuple[str, ...]
     """The names of GPUs in the cluster's configuration; empty if it names none."""
     per_host: int
+    left_out: str = ""
+    """Which machines do not count, and why; empty if all count."""
 
 
 AskQueue = Callable[["ClusterFile"], QueueGpus]

@@ -118,7 +118,7 @@ FEATURES = (
         instead="remove 'engine', to use pyxis or apptainer",
     ),
     Feature("checks of the machines before a launch", engines=_ONLY_SSH),
-    Feature("TensorBoard of `dtrain.runtime`", engines=_ONLY_SSH),
+    Feature("TensorBoard of `dtrain.runtime`", engines=("ssh", "kubernetes")),
     Feature(
         "folder of runs on the machines",
         ("cluster.run_dir",),

@@ -17,7 +17,9 @@ from dtrain.engines.kubernetes.job import FollowedPod, KubernetesJob
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, Terminated
 from dtrain.engines.kubernetes.output import LogPositions
 from dtrain.engines.kubernetes.reading import PodLines
+from dtrain.engines.kubernetes.watcher import WatcherSaid
 from dtrain.launchplan.build import build
+from dtrain.messages.agent import ProgressReport
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
@@ -95,6 +97,18 @@ def test_pods_from_before_a_suspension_are_not_blamed(job: KubernetesJob) -> Non
     ends(job, "c", 9, "worker-1")
     job.job_seen(FAILED, "")
     assert blamed(job) == [("node1", 9)]
+
+
+def test_how_to_reach_a_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    job = job_of(FILE.replace("[x]", "[x], env: {DTRAIN_TENSORBOARD: '1'}"))
+    job.change(namespace="ml", context="prod")
+    job.pod_seen(pod("a"))
+    for port in ("6006", 80, 6006, 6007):
+        said = {"event": "tensorboard", "port": port}
+        job.watcher_event(WatcherSaid("a", ProgressReport("x.progress", 1, said)))
+    command = "kubectl port-forward pod/pod-a 6006 --namespace ml --context prod"
+    assert notices(job) == [f"TensorBoard of node0: http://127.0.0.1:6006/ while `{command}` runs"]
 
 
 class ConnectedWatcher:
@@ -293,6 +307,36 @@ def test_the_hint_for_an_evicted_pod(changes: str, hint: str) -> None:
     evicted = PodEnding(replace(pod("a"), disrupted="Evicted"), (), ())
     ending = KubernetesEnding("c-1", FAILED, build(parse(text, "c.yaml")), [evicted], ())
     assert ending.report().hint == hint
+
+
+def test_what_ends_with_an_evicted_pod_is_not_blamed(job: KubernetesJob) -> None:
+    """Kubernetes deletes the other pods."""
+    job.job_seen(RUNS, "")
+    job.pod_seen(replace(pod("a"), disrupted="Evicted", state=ShownState.ENDED))
+    job.pod_seen(pod("b", 1))
+    end = b"[dtrain] worker-1 ended: 143 at 5.0\n"
+    job.keep(PodLines("b", (BEGINS, b"[dtrain] TERM\n", end), 5, 1, 5))
+    job.job_seen(FAILED, "")
+    report = job.ended("")
+    assert report.problems == ("Evicted",)
+    assert report.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("resources", "hint"),
+    [
+        ("", "set memory in cluster.kubernetes.resources: Kubernetes then chooses a machine"),
+        ("resources: {memory: 1Gi}, ", "the pod may use only the memory that it asks for"),
+    ],
+)
+def test_the_hint_for_a_full_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: str, hint: str
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    job = job_of(FILE.replace("queue: gpu", f"{resources}queue: gpu"))
+    job.job_seen(FAILED, "")
+    killed(job, "a", 0, "OOMKilled", None)
+    assert job.ended("").hint.startswith(hint)
 
 
 def test_a_message_of_a_kubelet_is_shown_once(job: KubernetesJob) -> None:

@@ -22,7 +22,7 @@ def machine(kind: str, gpus: int = 8, *, label: str = "nvidia.com/gpu.product", 
     }
 
 
-def found(monkeypatch: pytest.MonkeyPatch, *nodes: Any, **selector: str) -> QueueGpus:
+def serve(monkeypatch: pytest.MonkeyPatch, *nodes: Any) -> None:
     class Server:
         host, context = "server", "prod"
 
@@ -33,6 +33,10 @@ def found(monkeypatch: pytest.MonkeyPatch, *nodes: Any, **selector: str) -> Queu
             return {"items": [*nodes]}
 
     monkeypatch.setattr(machines, "Client", Server)
+
+
+def found(monkeypatch: pytest.MonkeyPatch, *nodes: Any, **selector: str) -> QueueGpus:
+    serve(monkeypatch, *nodes)
     return machines.gpus(Kubernetes("train:1", node_selector=selector))
 
 
@@ -51,6 +55,38 @@ def test_only_machines_that_a_job_may_get_count(monkeypatch: pytest.MonkeyPatch)
     assert (every.types, every.per_host) == (("NVIDIA-H100-80GB-HBM3", "NVIDIA-L4"), 8)
     small = found(monkeypatch, *nodes, **{label: "NVIDIA-L4"})
     assert (small.types, small.per_host) == (("NVIDIA-L4",), 1)
+    assert every.left_out == "1 machine with GPUs left out: 1 cordoned"
+    assert small.left_out == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "left_out"),
+    [
+        ({}, "3 machines with GPUs left out: 2 with the taint team=ml:NoSchedule, 1 not ready"),
+        ({"tolerations": ("team=ml:NoSchedule",)}, "1 machine with GPUs left out: 1 not ready"),
+        ({"tolerations": ("team",)}, "1 machine with GPUs left out: 1 not ready"),
+        # Its ResourceFlavor may have tolerations.
+        ({"queue": "gpu"}, "1 machine with GPUs left out: 1 not ready"),
+    ],
+)
+def test_taints_and_conditions_count(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], left_out: str
+) -> None:
+    ours = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    soft = {"key": "spot", "effect": "PreferNoSchedule"}
+    theirs = {"key": "team", "value": "ml", "effect": "NoSchedule"}
+    off = machine("NVIDIA-L4", taints=[{"key": "node.kubernetes.io/x", "effect": "NoExecute"}])
+    off["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+    serve(
+        monkeypatch,
+        machine("NVIDIA-H200", taints=[ours, soft]),
+        machine("NVIDIA-L4", taints=[theirs]),
+        machine("NVIDIA-L4", taints=[theirs, ours]),
+        off,
+    )
+    gpus = machines.gpus(Kubernetes("train:1", **keys))
+    assert gpus.left_out == left_out
+    assert len(gpus.types) == (2 if keys else 1)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +103,14 @@ def test_only_machines_that_a_job_may_get_count(monkeypatch: pytest.MonkeyPatch)
         ),
         ({"eks.amazonaws.com/instance-gpu-name": "h100"}, "h100"),
         ({"gpu.nvidia.com/class": "H100_NVLINK_80GB"}, "H100_NVLINK_80GB"),
+        ({"node.kubernetes.io/instance-type": "Standard_ND96isr_H100_v5"}, "h100-80gb"),
+        (
+            {
+                "node.kubernetes.io/instance-type": "p5.48xlarge",
+                "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+            },
+            "NVIDIA-H100-80GB-HBM3",
+        ),
     ],
 )
 def test_names_of_clouds(
@@ -84,6 +128,7 @@ def test_names_of_clouds(
         ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", {}),
         ("Tesla-T4-SHARED", {}),
         ("", {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}),
+        ("", {"amd.com/compute-memory-partition": "cpx_nps4"}),
     ],
 )
 def test_parts_of_gpus_do_not_count(
@@ -102,3 +147,16 @@ def test_a_first_file_tolerates_the_taint_of_gpus(monkeypatch: pytest.MonkeyPatc
     keys = parse(text(answers, alike, vendor), "first.yaml").cluster.kubernetes
     assert keys is not None
     assert keys.tolerations == ("nvidia.com/gpu",)
+
+
+def test_a_first_file_for_more_gpus_than_a_machine_has() -> None:
+    label = ("nvidia.com/gpu.product", "NVIDIA-L4")
+    small = machines.KubernetesMachine(1, label, label[1])
+    answers = KubernetesAnswers("train:1", 2, 8, "torch", "train.py")
+    written = text(answers, [small], "nvidia")
+    assert "such machine" not in written
+    assert "gpu: l4" not in written
+    large = machines.KubernetesMachine(8, (label[0], "NVIDIA-H200"), "NVIDIA-H200")
+    written = text(answers, [small, small, large], "nvidia")
+    assert "the cluster has 1 such machine" in written
+    assert "node_selector: {nvidia.com/gpu.product: NVIDIA-H200}" in written

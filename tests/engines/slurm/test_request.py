@@ -304,7 +304,7 @@ def test_a_plan_takes_the_gpus_of_the_partition(tmp_path: Path) -> None:
             "has GPUs of 2 types: a100, h100",
             "choose with cluster.slurm.gpu_type",
         ),
-        ("{}", "the machines of partition cpu have no whole GPUs", "choose other machines"),
+        ("{}", "partition cpu has no machine with whole GPUs", "choose other machines"),
         ("{partition: nope}", "there is no partition nope", "`sinfo` lists the partitions"),
     ],
 )

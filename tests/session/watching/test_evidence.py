@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtrain.messages.agent import ErrorReport, Exited
-from dtrain.session.watching.evidence import CLOCK_READINGS, HostEvidence
+from dtrain.messages.agent import Collectives, ErrorReport, Exited, Stack
+from dtrain.session.watching.evidence import CLOCK_READINGS, MAX_PROCESSES, HostEvidence
 
 
 def failed_at(host: HostEvidence, theirs: float, error: ErrorReport | None = None) -> float:
@@ -36,3 +36,13 @@ def test_a_failure_is_as_old_as_its_report() -> None:
     host.compare_clocks(1000.0, 1000.0)
     assert failed_at(host, 1003.0, ErrorReport(time=1000.5)) == 1000.5
     assert failed_at(host, 1003.0, ErrorReport()) == 1003.0
+
+
+def test_a_host_cannot_invent_processes_without_limit() -> None:
+    host = HostEvidence("a", ())
+    for rank in range(MAX_PROCESSES + 5):
+        host.add(Stack(time=0.0, role="worker", index=rank, rank=rank, text="first"))
+        host.add(Collectives(time=0.0, rank=rank, groups=()))
+    host.add(Stack(time=0.0, role="worker", index=0, rank=0, text="second"))
+    assert len(host.stacks) == len(host.collectives) == MAX_PROCESSES
+    assert host.stacks["0"] == "second"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import process_failure
-from dtrain.engines.kubernetes.kinds import TRAINJOB, job_kind
+from dtrain.engines.kubernetes.kinds import TRAINJOB, job_kind, keys_of
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
 from dtrain.engines.kubernetes.script import serving_pods
@@ -22,6 +22,7 @@ from dtrain.failures.cause import (
 from dtrain.launchplan.names import process_name
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.records import dataclass
+from dtrain.spec.model import Kubernetes
 
 _OUT_OF_MEMORY = "OOMKilled"
 _KILLED = SIGNALLED + signal.SIGKILL
@@ -99,7 +100,7 @@ class KubernetesEnding:
                 first.summary,
                 failures=self.failures,
                 problems=tuple(filter(None, ("" if first.words else words, early))),
-                hint=why_early or _hint(first),
+                hint=why_early or _hint(first, keys_of(self.plan)),
             )
         reason = self.state.failed if self.state is not None else ""
         problems = [
@@ -173,7 +174,8 @@ def failures(plan: LaunchPlan, pods: Sequence[PodEnding], time: float) -> list[F
     after = _after_term(pods)
     # The script and Kubernetes end the others after the first failure.
     own = [one for one in found if not (one.cut_off or process_name(one.role, one.index) in after)]
-    return own or found
+    # A pod that Kubernetes has ended is the cause, and they are not.
+    return own if any(ending.pod.disrupted for ending in pods) else own or found
 
 
 def _after_term(pods: Sequence[PodEnding]) -> set[str]:
@@ -206,10 +208,14 @@ def _failure(part: HostPlan, process: Process, status: int, time: float, *, full
     return process_failure(part, process, time, code=code, signal=killed, memory_full=full)
 
 
-def _hint(first: Failure) -> str:
-    if first.out_of_memory:
-        return (
-            "the pod may use only the memory that it asks for: raise memory in"
-            f" cluster.kubernetes.resources\n{first.hint}".rstrip()
-        )
-    return first.hint
+def _hint(first: Failure, keys: Kubernetes) -> str:
+    if not first.out_of_memory:
+        return first.hint
+    remedy = (
+        "the pod may use only the memory that it asks for: raise memory in"
+        " cluster.kubernetes.resources"
+        if "memory" in keys.resources
+        else "set memory in cluster.kubernetes.resources: Kubernetes then chooses a machine that"
+        " has it free"
+    )
+    return f"{remedy}\n{first.hint}".rstrip()

@@ -14,7 +14,7 @@ from dtrain.engines.kubernetes import kueue, manifest, permissions, training_run
 from dtrain.engines.kubernetes.client import AbsentError, Client, ConflictError, NotFoundError
 from dtrain.engines.kubernetes.image_check import ImageCheck
 from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT, keys_of
-from dtrain.engines.kubernetes.machines import machines
+from dtrain.engines.kubernetes.machines import left_out, machines
 from dtrain.engines.kubernetes.objects import Word, at, object_list
 from dtrain.engines.kubernetes.quantities import amount, written
 from dtrain.launchplan.build import build
@@ -204,16 +204,17 @@ class KubernetesInspection:
             found = [*machines(self._client, self._keys)]
         except PrepareError:
             return  # Users need not be allowed to list machines.
-        each = [machine.gpus for machine in found if machine.usable]
+        each = [machine.gpus for machine in found if not machine.obstacle]
         enough = sum(one >= gpus for one in each)
         if enough < count:
             most = max(each, default=0)
             selected = " match the node selector and" if self._keys.node_selector else ""
+            without = f"; {left}" if (left := left_out(found)) else ""
             yield warning(
                 "cluster.gpus",
                 [self._client.host],
                 f"{enough} of {len(found)} machines{selected} have {gpus} {resource}; the most"
-                f" that one has is {most}",
+                f" that one has is {most}{without}",
                 f"{count} machines with {gpus}, or a cluster that adds machines",
                 f"set cluster.gpus to {most} or less"
                 if most

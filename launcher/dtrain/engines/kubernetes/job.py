@@ -17,6 +17,7 @@ from dtrain.engines.kubernetes.lines import Cursor, ProcessEnd
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.engines.kubernetes.output import LogPosition, LogPositions, PodOutput
 from dtrain.engines.kubernetes.reading import PodLines
+from dtrain.engines.kubernetes.tensorboard import show_tensorboard
 from dtrain.engines.kubernetes.watch import KubernetesWatch
 from dtrain.engines.kubernetes.watcher import (
     PodWatcher,
@@ -233,6 +234,7 @@ class KubernetesJob(FollowedRun):
         match event:
             case WatcherSaid(_, message):
                 self.watch.said(self._host(known.pod), message)
+                show_tensorboard(self.record, self.recorder, known.pod, message)
             case WatcherFailed(_, error):
                 self.watch.failed(error)
             case WatcherEnded():

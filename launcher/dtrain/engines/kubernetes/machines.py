@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from dtrain.engines.kubernetes.client import Client
-from dtrain.engines.kubernetes.manifest import GPUS
-from dtrain.engines.kubernetes.objects import Word, at, object_list
+from dtrain.engines.kubernetes.manifest import GPUS, toleration
+from dtrain.engines.kubernetes.objects import Condition, Word, at, object_list
 from dtrain.engines.kubernetes.quantities import amount
 from dtrain.messages.decode import answer_of
 from dtrain.planning.request import QueueGpus
 from dtrain.records import dataclass
 from dtrain.spec.model import Kubernetes
+from dtrain.wording import counted
 
 Vendor = Literal["nvidia", "amd"]
 PAGE = 500
@@ -31,6 +32,22 @@ _TYPE_LABELS = (
 )
 """Labels with the type of a machine's GPUs: of the device plugins, CoreWeave, GKE, Karpenter on AWS
 and EKS."""
+_INSTANCE = "node.kubernetes.io/instance-type"
+_INSTANCES = {
+    "Standard_ND96asr_v4": "a100-40gb",
+    "Standard_ND96amsr_A100_v4": "a100-80gb",
+    "Standard_ND96isr_H100_v5": "h100-80gb",
+    "Standard_ND96isr_H200_v5": "h200",
+    "Standard_ND96isr_MI300X_v5": "mi300x",
+    "p4d.24xlarge": "a100-40gb",
+    "p4de.24xlarge": "a100-80gb",
+    "p5.48xlarge": "h100-80gb",
+    "p5e.48xlarge": "h200",
+    "p5en.48xlarge": "h200",
+    "p6-b200.48xlarge": "b200",
+}
+"""The GPUs of machines of Azure and AWS for training on several machines: without a device plugin
+that labels them, only the type of the machine implies its GPU."""
 _NAMES = {
     ("nvidia-tesla-a100", ""): "a100-40gb",
     ("nvidia-tesla-v100", ""): "v100-16gb",
@@ -48,6 +65,32 @@ _PARTS_OF_GKE = (
     "cloud.google.com/gke-gpu-sharing-strategy",
 )
 """Labels of such machines, with the type of the whole GPU."""
+_PARTITION_OF_AMD = "amd.com/compute-memory-partition"
+"""Label of AMD's node labeller, such as ``cpx_nps4``. Only in the mode SPX is a device a GPU."""
+_OTHERS = "not selected"
+"""Of machines without the labels of ``kubernetes.node_selector``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taint:
+    key: Word = ""
+    value: Word = ""
+    effect: Word = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+    def keeps_away(self, resource: str, tolerations: Iterable[Mapping[str, str]]) -> bool:
+        """Whether it keeps pods with these tolerations away, which ask for the ``resource``. Most
+        clusters let such pods tolerate the taint of that name."""
+        if self.effect == "PreferNoSchedule" or self.key == resource:
+            return False
+        return not any(
+            one.get("key", self.key) == self.key
+            and one.get("value", self.value) == self.value
+            and one.get("effect", self.effect) == self.effect
+            for one in tolerations
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +101,8 @@ class KubernetesMachine:
     """The key and the value of the label with the type of its GPUs, if it has one."""
     gpu_type: str
     """Empty if it is not known."""
-    usable: bool
-    """Whether the pods of the job may run on it."""
+    obstacle: str = ""
+    """Why the pods of the job cannot run on it, as a relative clause; empty if they can."""
     tainted: bool = False
     """Whether they must tolerate the taint that keeps other pods away from GPUs."""
 
@@ -73,36 +116,69 @@ def machines(client: Client, keys: Kubernetes) -> Iterator[KubernetesMachine]:
             labels = _texts(machine, "metadata.labels")
             resource = GPUS[keys.gpu_vendor]
             free = _texts(machine, "status.allocatable").get(resource, "0")
-            taints = at(machine, "spec.taints", tuple[dict[str, Any], ...]) or ()
-            key = next(filter(labels.get, _TYPE_LABELS), "")
+            taints = at(machine, "spec.taints", tuple[_Taint, ...]) or ()
+            other = _INSTANCE if labels.get(_INSTANCE) in _INSTANCES else ""
+            key = next(filter(labels.get, _TYPE_LABELS), other)
             kind = labels.get(key, "")
             memory = labels.get(f"{key.removesuffix('name')}memory", "")
-            parts = _PARTS.search(kind) or any(map(labels.get, _PARTS_OF_GKE))
+            partition = labels.get(_PARTITION_OF_AMD, "spx")
+            parts = (
+                _PARTS.search(kind)
+                or any(map(labels.get, _PARTS_OF_GKE))
+                or not partition.startswith("spx")
+            )
             yield KubernetesMachine(
                 0 if parts else int(amount(free)),
                 (key, kind) if kind else None,
-                _NAMES.get((kind, memory), kind),
-                not at(machine, "spec.unschedulable", bool)
-                and keys.node_selector.items() <= labels.items(),
-                any(taint.get("key") == resource for taint in taints),
+                _INSTANCES.get(kind) or _NAMES.get((kind, memory), kind),
+                _obstacle(machine, keys, labels, taints),
+                any(taint.key == resource for taint in taints),
             )
         if not page.next:
             return
         more = {"continue": page.next}
 
 
-def _usable(client: Client, keys: Kubernetes) -> list[KubernetesMachine]:
-    """Those with whole GPUs that the job may get. Raises NodeError."""
+def _obstacle(
+    machine: Any, keys: Kubernetes, labels: Mapping[str, str], taints: Iterable[_Taint]
+) -> str:
+    conditions = at(machine, "status.conditions", tuple[Condition, ...]) or ()
+    if not keys.node_selector.items() <= labels.items():
+        return _OTHERS
+    if at(machine, "spec.unschedulable", bool):
+        return "cordoned"
+    if any(one.type == "Ready" and one.status != "True" for one in conditions):
+        return "not ready"
+    # The queue's ResourceFlavor, and the runtime of a TrainJob, may add tolerations.
+    if not keys.queue and keys.api == "jobset":
+        tolerations = [toleration(text) for text in keys.tolerations]
+        for taint in taints:
+            if taint.keeps_away(GPUS[keys.gpu_vendor], tolerations):
+                return f"with the taint {taint}"
+    return ""
+
+
+def left_out(found: Iterable[KubernetesMachine]) -> str:
+    """How many machines with whole GPUs do not count for the job, and why; empty if all count."""
+    why = Counter(one.obstacle for one in found if one.gpus and one.obstacle not in ("", _OTHERS))
+    if not why:
+        return ""
+    reasons = ", ".join(f"{count} {obstacle}" for obstacle, count in why.most_common())
+    return f"{counted(why.total(), 'machine')} with GPUs left out: {reasons}"
+
+
+def _with_gpus(client: Client, keys: Kubernetes) -> list[KubernetesMachine]:
+    """Those with whole GPUs. Raises NodeError."""
     with answer_of(client.host, "listing the machines"):
-        return [one for one in machines(client, keys) if one.usable and one.gpus]
+        return [one for one in machines(client, keys) if one.gpus]
 
 
 def with_gpus() -> tuple[Vendor, list[KubernetesMachine]]:
-    """The vendor of GPUs that most machines of the current context have, and these machines. Raises
-    UsageError without a kubeconfig, and NodeError."""
+    """The vendor of GPUs that most machines of the current context have, and these machines, with
+    those that cannot be used. Raises UsageError without a kubeconfig, and NodeError."""
     client = Client(Kubernetes(""))
     found = {
-        vendor: _usable(client, Kubernetes("", gpu_vendor=vendor)) for vendor in get_args(Vendor)
+        vendor: _with_gpus(client, Kubernetes("", gpu_vendor=vendor)) for vendor in get_args(Vendor)
     }
     return max(found.items(), key=lambda each: len(each[1]))
 
@@ -111,13 +187,15 @@ def gpus(keys: Kubernetes) -> QueueGpus:
     """The GPUs that a job with these keys gets. Raises UsageError without a kubeconfig, and
     NodeError."""
     client = Client(keys)
-    usable = _usable(client, keys)
+    found = _with_gpus(client, keys)
+    usable = [one for one in found if not one.obstacle]
     types = Counter(one.gpu_type for one in usable if one.gpu_type)
     return QueueGpus(
         where=f"the cluster {client.context or client.host}",
         chosen_by="kubernetes.node_selector",
         types=tuple(kind for kind, _ in types.most_common()),
         per_host=max((one.gpus for one in usable), default=0),
+        left_out=left_out(found),
     )
 
 

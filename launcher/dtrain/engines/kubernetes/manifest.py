@@ -179,7 +179,7 @@ def pod_spec(plan: LaunchPlan) -> Object:
     if keys.node_selector:
         pod["nodeSelector"] = dict(keys.node_selector)
     if keys.tolerations:
-        pod["tolerations"] = [_toleration(text) for text in keys.tolerations]
+        pod["tolerations"] = [toleration(text) for text in keys.tolerations]
     context: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
     if keys.run_as_user is not None:
         context |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), keys.run_as_user)
@@ -263,8 +263,8 @@ def _volumes(plan: LaunchPlan) -> Iterator[tuple[Object, Object]]:
             yield {**name, **volume}, {**name, "mountPath": folder, **only}
 
 
-def _toleration(text: str) -> Object:
-    """The taint ``KEY[=VALUE][:EFFECT]``."""
+def toleration(text: str) -> Object:
+    """Of the taint ``KEY[=VALUE][:EFFECT]``."""
     found = TAINT.fullmatch(text)
     parts = found.groupdict() if found else {}
     toleration: Object = {"key": parts["key"]} if parts.get("key") else {}

@@ -9,13 +9,19 @@ import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TypeVar
 
 from dtrain.failures.cause import Failure
 from dtrain.failures.kernel import KernelMessage, understand
 from dtrain.launchplan import names
 from dtrain.messages import agent as messages
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
 MAX_KERNEL_MESSAGES = 1000
+MAX_PROCESSES = 1000
+"""Processes of one host of which something is kept: its workers may have written its events."""
 CLOCK_READINGS = 60
 """The latest readings of a host's clock that count, one every 5 s: clocks drift, and time servers
 set them."""
@@ -71,17 +77,17 @@ class HostEvidence:
             case messages.Stack(role=role, index=index, rank=rank, text=text, problem=problem):
                 label = names.label(role, index, rank)
                 if text:
-                    self.stacks[label] = text
+                    _keep(self.stacks, label, text)
                 else:
-                    self.unread[label] = problem
+                    _keep(self.unread, label, problem)
             case messages.Ras(text=text):
                 self.ras = text
             case messages.StacksDone():
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):
-                self.collectives[rank] = groups
+                _keep(self.collectives, rank, groups)
             case messages.Exited(role=role, index=index, rank=rank, failed=False, time=then):
-                self.finished[names.label(role, index, rank)] = then + self._clock_offset
+                _keep(self.finished, names.label(role, index, rank), then + self._clock_offset)
             case messages.Ended(connected=connected):
                 self.connected = connected
             case messages.Kernel(lines=lines, gpus=gpus):
@@ -133,3 +139,8 @@ class HostEvidence:
             pid=event.pid,
             out_of_memory=event.out_of_memory,
         )
+
+
+def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    if key in kept or len(kept) < MAX_PROCESSES:
+        kept[key] = value
