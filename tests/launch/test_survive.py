@@ -470,6 +470,13 @@ def test_ctrl_c_while_waiting_for_the_next_attempt(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
+def test_a_script_that_never_began_is_not_restarted(scene: Scene) -> None:
+    done = scene.launch(scene.cluster_file(scene.script("def f(:"), restart={"max": 9})).wait()
+    assert done.code == 1
+    why = "it would fail again: the Python of that host cannot parse the script"
+    assert f"not restarted: {why}" in done.stderr
+
+
 def test_a_detached_launch_asks_on_the_terminal_first(runs: Runs) -> None:
     """A detached launch keeps neither the terminal nor the pipe of its start."""
     command = [sys.executable, "-m", "dtrain_cli", "launch", str(runs.file), "--detach"]

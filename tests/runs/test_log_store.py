@@ -19,7 +19,7 @@ from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.journal import Journal, JournalReader
 from dtrain.runs.log_store import LogWriter, tail
 from dtrain.runs.record import Record
-from dtrain.runs.storage import StorageError, home
+from dtrain.runs.storage import StorageError, home, storing
 from dtrain.spec.load import parse
 from support.other_users import MALLORY, folder_of, give, scratch
 
@@ -360,3 +360,11 @@ def test_a_home_folder_that_does_not_exist(monkeypatch):
     monkeypatch.setenv("DTRAIN_HOME", "~nobody-here/runs")
     with pytest.raises(UsageError, match="~nobody-here/runs: this machine has no such home"):
         RunFolder.all()
+
+
+def test_a_home_folder_that_cannot_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below /home with autofs, where mkdir says that there is no such file."""
+    monkeypatch.setenv("DTRAIN_HOME", "/proc/nobody/.dtrain")
+    with pytest.raises(StorageError) as caught, storing(home() / "runs"):
+        (home() / "runs").mkdir()
+    assert caught.value.hint == "name a folder that you can write to in DTRAIN_HOME"

@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import paramiko
 import pytest
@@ -242,6 +244,15 @@ def confirming(folder: Path, then: str) -> tuple[str, Callable[[], int]]:
     return str(program), lambda: asked.read_text().count("\n")
 
 
+@pytest.fixture
+def after_an_hour(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Moves the clock of logins on by an hour."""
+    moved = threading.Event()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600.0 * moved.is_set())
+    monkeypatch.setattr(authentication, "time", clock)
+    return moved.set
+
+
 def test_the_agent_asks_only_for_the_key_that_the_server_accepts(
     transport: SshTransport,
     sshd: Sshd,
@@ -265,14 +276,21 @@ def test_the_time_to_confirm_a_login_does_not_count(
     tmp_path: Path,
     start_agent: Callable[..., Callable[..., None]],
     allow: Callable[[Path], None],
+    after_an_hour: Callable[[], None],
 ) -> None:
-    program, asked = confirming(tmp_path, "sleep 1.2; exit 1")
+    wait = f"until [ -e {tmp_path}/back ]; do sleep 0.05; done"
+    program, asked = confirming(tmp_path, f"{wait}; exit 1")
     add = start_agent(program)
     declined, sshd_key = generate_key(tmp_path / "key"), sshd.identity
     allow(declined)
     add(declined, "-c")
     add(sshd_key)
-    transport.connect(host_on(sshd, identity=None, connect_timeout=1.0)).close()
+    with ThreadPoolExecutor(1) as pool:
+        login = pool.submit(transport.connect, host_on(sshd, identity=None))
+        until((tmp_path / "asked").exists)
+        after_an_hour()
+        (tmp_path / "back").touch()
+        login.result(HANG).close()
     assert asked() == 1
 
 
@@ -298,15 +316,27 @@ def test_a_confirmation_that_comes_too_late_does_not_count_for_the_next_login(
 
 
 def test_a_server_that_hangs_up_while_the_user_confirms_asks_once(
-    transport: SshTransport, tmp_path: Path, start_agent: Callable[..., Callable[..., None]]
+    transport: SshTransport,
+    tmp_path: Path,
+    start_agent: Callable[..., Callable[..., None]],
+    monkeypatch: pytest.MonkeyPatch,
+    after_an_hour: Callable[[], None],
 ) -> None:
-    """Its LoginGraceTime is over."""
-    program, asked = confirming(tmp_path, "sleep 3")
+    """As if its LoginGraceTime is over."""
+    monkeypatch.setattr(authentication, "CONFIRM_SECONDS", 600.0)
+    program, asked = confirming(tmp_path, f"until [ -e {tmp_path}/back ]; do sleep 0.05; done")
     add = start_agent(program)
-    with running_sshd(tmp_path, settings={"LoginGraceTime": "1"}) as sshd:
+    with running_sshd(tmp_path) as sshd, ThreadPoolExecutor(1) as pool:
         add(sshd.identity, "-c")
+        login = pool.submit(transport.connect, host_on(sshd, identity=None))
+        until((tmp_path / "asked").exists)
+        (connection,) = transport._unfinished
+        sshd.end_sessions()
+        until(lambda: not connection.is_active())
+        after_an_hour()
+        (tmp_path / "back").touch()
         with pytest.raises(AuthError, match=r"it accepted .* but closed the connection"):
-            transport.connect(host_on(sshd, identity=None))
+            login.result(HANG)
     assert asked() == 1
 
 

@@ -83,10 +83,14 @@ class Signature:
     signals: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
     out_of_memory: bool = False
+    whole: re.Pattern[str] | None = None
+    """Matches the whole output."""
     echo: bool = False
     """Whether another process's failure usually causes this one."""
     host: bool = False
     """Whether the host is at fault, so that another host would help."""
+    lasting: bool = False
+    """Whether the program never began its work, so that a restart of a new job cannot help."""
     details: re.Pattern[str] | None = None
     """Finds figures in the output, for ``precisely``."""
     precisely: str = ""
@@ -105,6 +109,7 @@ class Signature:
             (not self.codes or end.code in self.codes)
             and (not self.out_of_memory or end.out_of_memory)
             and (not self.says or any(phrase.occurs_in(text) for phrase in self.says))
+            and (self.whole is None or self.whole.fullmatch(text.strip("\n")) is not None)
         )
 
     def describe(self, text: str) -> str:
@@ -123,6 +128,7 @@ class Explanation:
     remedy: str
     echo: bool
     host: bool
+    lasting: bool = False
 
 
 # Thousands of ranks of one run fail with the same output, and callers ask several times for each.
@@ -138,7 +144,8 @@ def explain(end: End) -> Explanation | None:
         for known in signatures():
             if known.echo is echo and known.fits(end, text):
                 what = known.describe(output)
-                return Explanation(known.id, what, known.remedy, known.echo, known.host)
+                remedy, echo, host = known.remedy, known.echo, known.host
+                return Explanation(known.id, what, remedy, echo, host, known.lasting)
     return None
 
 
@@ -157,11 +164,12 @@ def signatures() -> tuple[Signature, ...]:
 
 def _signature(entry: Mapping[str, Any]) -> Signature:
     given = dict(entry)
-    details = given.pop("details", None)
+    details, whole = given.pop("details", None), given.pop("whole", None)
     return Signature(
         says=tuple(Phrase(text) for text in given.pop("says", ())),
         signals=tuple(given.pop("signals", ())),
         codes=tuple(given.pop("codes", ())),
         details=re.compile(details) if details is not None else None,
+        whole=re.compile(whole) if whole is not None else None,
         **given,
     )

@@ -56,7 +56,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
         hint = "free some space on this machine, or name a folder on another disk in DTRAIN_HOME"
     elif error.errno in _NO_DESCRIPTOR:
         hint = "raise the limit on open files (ulimit -n), or close other programs"
-    elif isinstance(error, FileNotFoundError):
+    elif isinstance(error, FileNotFoundError) and home().is_dir():
         hint = "the run's folder was removed during the run"
     else:
         hint = "name a folder that you can write to in DTRAIN_HOME"

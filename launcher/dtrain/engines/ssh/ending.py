@@ -199,7 +199,7 @@ class Ending:
             faulty |= inspection.failing_newcomers
         return restart.AttemptResult(
             ran=state.started,
-            why_last=self._why_last,
+            why_last=self._why_last(failures),
             step=self.context.progress.step,
             culprit=failures[0].host if failures else None,
             lost=frozenset({*_lost(state), *unreachable, *faulty}),
@@ -243,15 +243,19 @@ class Ending:
         """Whether this machine could not store all output."""
         return any(isinstance(problem, StorageError) for problem in self.problems)
 
-    @property
-    def _why_last(self) -> str | None:
+    def _why_last(self, failures: tuple[Failure, ...]) -> str | None:
         """See `restart.AttemptResult.why_last`."""
         if self.watch.why and self.context.plan.job.watchdog.then == "stop":
             return "job.watchdog.then is stop; `then: restart` restarts the job"
         if CANNOT_STORE in self._stop_reasons:
             return ""  # only the rest of the output was still to be fetched
-        # The user must fix what the first check finds.
-        return "" if self.context.plan.attempt == 1 and self._findings else None
+        if self.context.plan.attempt > 1:
+            # The job has run before: its user may be changing the script, or a spare is at fault.
+            return None
+        known = failures[0].explanation if failures else None
+        if known is not None and known.lasting:
+            return f"it would fail again: {known.what}"
+        return "" if self._findings else None  # the user must fix what the check finds
 
     @property
     def _findings(self) -> tuple[Finding, ...]:
