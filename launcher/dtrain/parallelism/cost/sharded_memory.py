@@ -90,7 +90,7 @@ def _cached_blocks(rank: Rank, phases: list[Phase], highest: float) -> float:
     elif layout.recompute == "full" and (layout.shards_parameters or not assumed.fused_loss):
         # Checkpoints split the blocks of the layers and of the logits of the step before, and
         # logits of 16 bits those of 32.
-        blocks += largest_layer(rank.shape, layout, assumed) * rank.tokens
+        blocks += largest_layer(rank) * rank.tokens
         if not assumed.fused_loss:
             blocks += 2 * rank.logit_count
     gradients = largest.gradients
@@ -381,7 +381,7 @@ def _inside(rank: Rank) -> float:
     shape, layout, compute = rank.shape, rank.layout, rank.compute
     whole = rank.kept
     if layout.recompute != "none" or shape.pattern:
-        whole = largest_layer(shape, layout, rank.assumed) * rank.tokens
+        whole = largest_layer(rank) * rank.tokens
     width = shape.ffn_hidden / layout.tensor
     widest = compute * (2 if shape.gated else 1) * width
     if rank.assumed.habits.overwrites_mlp:
