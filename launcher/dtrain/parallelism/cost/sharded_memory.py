@@ -58,13 +58,16 @@ def peak(rank: Rank, held: float) -> tuple[Phase, float]:
 
     ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
-    phases = list(_phases(rank))
-    highest = max(phases, key=sum)
-    cached = _cached_blocks(rank, phases, sum(highest))
     waiting = (held - 1) * rank.layers * rank.kept
+    buffers = 0.0
     if backend_of(rank.layout).torch_kernels and not rank.assumed.habits.keeps_outputs:
-        waiting += rank.stream * receive_buffers(rank.layout, rank.stage)
-    return highest._replace(activations=highest.activations + waiting), cached
+        buffers = rank.stream * receive_buffers(rank.layout, rank.stage)
+    *passes, step = _phases(rank)
+    phases = [phase._replace(activations=phase.activations + waiting + buffers) for phase in passes]
+    # The step comes when all backward passes have ended. The buffers are there for the next one.
+    phases.append(step._replace(activations=buffers))
+    highest = max(phases, key=sum)
+    return highest, _cached_blocks(rank, phases, sum(highest))
 
 
 def _cached_blocks(rank: Rank, phases: list[Phase], highest: float) -> float:
