@@ -94,8 +94,8 @@ _GPUS_HEAD = """
 
 Speeds are TFLOP/s of dense products: in bf16, or in fp16 (*) without it. The last two columns
 are what a plan assumes without `--gpus-per-host` and `--network-gbps`; with half of the GPUs, a
-host has half of the network, but at least 200 Gb/s of it. Describe another GPU in a file for
-`--hardware`.
+host has half of the network, but at least 200 Gb/s of it. Each of an MI250X's two dies is a
+GPU. Describe another GPU in a file for `--hardware`.
 
 | GPU | GiB | bf16 | fp8 | GPUs per host | Gb/s of a host |
 | --- | --- | --- | --- | --- | --- |

@@ -797,3 +797,28 @@ def test_hardware_utilization_counts_what_flash_attention_computes() -> None:
         speed = candidate(shape, Layout(backend="megatron", recompute=recompute)).speed
         assert speed.hfu / speed.mfu == pytest.approx(repeated, rel=0.02)
         assert speed.hfu_causal / speed.mfu_causal == pytest.approx(repeated, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "nemotron-h-8b"])
+@pytest.mark.parametrize("backend", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("flash", [False, True])
+def test_recompute_never_adds_memory_to_a_stage(
+    name: str, backend: BackendName, flash: bool
+) -> None:
+    """Of a stage with one layer, which has nothing that recompute saves in other layers."""
+    shape = model(name)
+    assumed = Assumptions(flash_attention=flash)
+    for stage in range(shape.layers):
+        kept, again = (
+            stage_memory(
+                shape,
+                Layout(
+                    tensor=2, pipeline=shape.layers, micro_batch=8, grad_accumulation=2,
+                    recompute=recompute, backend=backend,
+                ),
+                assumed,
+                stage,
+            ).total
+            for recompute in ("none", "selective")
+        )  # fmt: skip
+        assert again <= kept * 1.001, stage

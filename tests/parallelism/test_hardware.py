@@ -132,8 +132,8 @@ def test_a_user_can_give_a_machine_more_memory() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(UsageError, match="'a100-90gb' is not a GPU") as caught:
-        hardware().gpu("a100-90gb")
+    with pytest.raises(UsageError, match="'a100-80g' is not a GPU") as caught:
+        hardware().gpu("a100-80g")
     assert "a100-80gb" in caught.value.hint and "`hardware=FILE`" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         hardware().gpu("rtx")

@@ -97,9 +97,20 @@ def test_names_are_unique() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(UsageError, match="'llama-3-71b' is not a model") as caught:
-        model("llama-3-71b")
-    assert "llama-3-70b" in caught.value.hint
+    meant = {
+        "lama-3-70b": "llama-3-70b",
+        "qwen25-7b": "qwen2.5-7b or qwen2-57b-a14b",
+        "llama-70b": "llama-2-70b or llama-3-70b",
+        "mixtral": "mixtral-8x7b or mixtral-8x22b",
+    }
+    for name, known in meant.items():
+        with pytest.raises(UsageError, match=f"'{name}' is not a model") as caught:
+            model(name)
+        assert f"did you mean {known}?" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["whisper-large", "gpt-5", "bloom-3b", "falcon-11b", "sdxl"])
+def test_other_models_and_sizes_are_not_suggested(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        model("mixtral")
-    assert "mixtral-8x7b or mixtral-8x22b" in caught.value.hint
+        model(name)
+    assert "did you mean" not in caught.value.hint

@@ -127,3 +127,14 @@ def test_software_can_choose_what_a_block_computes_again(
     assert found.activations == pytest.approx(one * streams, rel=0.07)
     whole = needs("llama-3.1-8b", layout, replace(parts, loss_chunks=1))
     assert found.total < whole.total
+
+
+def test_the_optimizers_step_has_no_activations() -> None:
+    """Only the pipeline's receive buffers stay."""
+    layout = Layout(pipeline=4, grad_accumulation=8, backend="torchtitan")
+    shape = replace(model("llama-3-8b"), seq_len=512)
+    found = memory(shape, layout, Assumptions())
+    # Adam's temporaries of all tensors, which no backward pass has.
+    assert found.temporary > 8
+    received = 2 * shape.hidden * shape.seq_len * receive_buffers(layout, 0)
+    assert found.activations * 2**30 == received

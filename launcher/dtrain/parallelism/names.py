@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol, TypeVar
@@ -42,19 +43,31 @@ def find(spellings: Iterable[str], rows: Iterable[_Row], what: str, otherwise: s
         if spelling in entries:
             return entries[spelling]
     names = [row.name for row in rows]
-    close = nearest(name, names)
-    # A prefix such as "h100" may match several names: suggest all of them.
+    # A part such as "h100" or "llama-70b" may match several names: suggest all of them.
     alike = [known for known in names if wanted and wanted in key(known)]
-    suggestions = sorted(alike, key=lambda known: key(known).index(wanted))[:4] or close
+    alike.sort(key=lambda known: key(known).index(wanted))
+    if (words := _words(name)) and not alike:
+        alike = [known for known in names if words <= _words(known)]
+    suggestions = list(dict.fromkeys((*nearest(name, names), *alike)))[:4]
     hint = otherwise[:1].lower() + otherwise[1:]
     if suggestions:
         hint = f"did you mean {either(suggestions)}? {otherwise}".strip()
     raise UsageError(f"{name!r} is not a {what} that dtrain knows", hint=hint)
 
 
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+|\d[\d.]*[a-z]?", name.casefold()))
+
+
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return the most similar name, or nothing if none is similar."""
+    """Return the most similar name, or nothing if none is similar. With other digits, it would be
+    another version or size."""
     from difflib import get_close_matches  # takes 7 ms, needed only for unknown names
 
-    keys = {key(known): known for known in names}
-    return [keys[close] for close in get_close_matches(key(name)[:64], keys, n=1, cutoff=0.6)]
+    def digits(text: str) -> str:
+        return "".join(filter(str.isdigit, text))
+
+    plain = key(name)[:64].replace(".", "")
+    keys = {key(known).replace(".", ""): known for known in names}
+    same = [known for known in keys if digits(known) == digits(plain)]
+    return [keys[close] for close in get_close_matches(plain, same, n=1, cutoff=0.8)]

@@ -225,7 +225,8 @@ def _read(kind: type[Row], entry: dict[str, Any], place: str, known: Sequence[Ro
         )
     if not like:
         return kind(**values)
-    model = _checked(place, "like", like, lambda name: find([name], known, "name", ""))
+    listed = "'dtrain help models' lists the known ones"
+    model = _checked(place, "like", like, lambda name: find([name], known, "name", listed))
     if kind is Gpu:
         model = replace(model, sustained=_sustained(model, values))
     # Do not copy aliases and source: they belong to the other entry.

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
-from dtrain.parallelism.cost.stages import kinds_of_stages
+from dtrain.parallelism.cost.stages import StageRank, kinds_of_stages
 from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.runtime.layout import Layout, Recompute
 
@@ -70,11 +70,12 @@ def layer_activations(
     return terms * BYTES[assumed.precision] / 2
 
 
-def score_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+def score_activations(rank: StageRank) -> float:
     """Return the part of `largest_layer` that is attention's score matrix, if that is kept."""
+    layout, assumed = rank.layout, rank.assumed
     scores = max(
-        _scores(kind, layout.tensor, assumed.unfused(layout)) * kind.seq_len / shape.seq_len
-        for kind, _ in shape.kinds or ((shape, 1),)
+        _scores(kind, layout.tensor, assumed.unfused(layout)) * kind.seq_len / rank.shape.seq_len
+        for kind in rank.kinds
     )
     return scores * BYTES[assumed.precision] / 2
 
@@ -158,12 +159,13 @@ def _mean_of_pattern(
     return every / sum(kinds.values())
 
 
-def largest_layer(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Return `layer_activations` without recomputation of the kind of layer that keeps the most,
-    for each token of the model's sequence."""
+def largest_layer(rank: StageRank) -> float:
+    """Return `layer_activations` without recomputation of the stage's kind of layer that keeps the
+    most, for each token of the model's sequence."""
     return max(
-        layer_activations(kind, layout, assumed, "none") * kind.seq_len / shape.seq_len
-        for kind, _ in shape.kinds or ((shape, 1),)
+        layer_activations(kind, rank.layout, rank.assumed, "none")
+        * (kind.seq_len / rank.shape.seq_len)
+        for kind in rank.kinds
     )
 
 
@@ -196,6 +198,9 @@ def _saved(
     h = shape.hidden
     if recompute == "full":
         yield 2 * residual(shape) / split
+        return
+    if not (shape.heads or shape.ffn_hidden):
+        yield from (part.kept(h, t, split) for part in shape.parts)
         return
     yield 2 * h / split
     queries = shape.heads * shape.head_size

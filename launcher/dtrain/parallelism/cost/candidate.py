@@ -42,7 +42,7 @@ have the same factor: 32 published runs that have any took 0.90 to 1.52 times th
 
 ROOMY = 0.93
 """Maximum share of a GPU's memory in a layout that leaves room for the estimate's error. Of
-published runs whose estimate is 85 to 93 % of the memory, 9 of 315 ran out of it."""
+published runs whose estimate is 85 to 93 % of the memory, 9 of 319 ran out of it."""
 
 RAN_OUT = 2, 82
 """How many published runs ran out of memory, of those whose estimate is `ROOMY` to 96 % of it: a

@@ -197,7 +197,7 @@ def _whole_peak(rank: Rank, states: StageStates, held: float) -> Phase:
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
     if layout.recompute == "full":
         # The layer in its backward pass holds all of its activations, and gradients of some.
-        again = largest_layer(shape, layout, assumed)
+        again = largest_layer(rank)
         again += _activation_gradients(rank)
         # All copies that tokens send to the rank with most of them, and their gradients.
         above = assumed.busiest(shape, layout) - 1
@@ -205,9 +205,11 @@ def _whole_peak(rank: Rank, states: StageStates, held: float) -> Phase:
             copies = routed_activations(shape, layout, assumed)
             again += above * (copies + routed_gradients(shape, layout, assumed))
         temporary = max(temporary, again * rank.tokens)
-    elif layout.recompute == "selective" and not assumed.flash_attention:
-        # The layer in its backward pass has its score matrix again.
-        again = score_activations(shape, layout, assumed) + _activation_gradients(rank)
+    elif not assumed.flash_attention:
+        # Attention in its backward pass has its scores, kept or computed again, and gradients.
+        again = _activation_gradients(rank)
+        if layout.recompute == "selective":
+            again += score_activations(rank)
         temporary = max(temporary, again * rank.tokens)
     backward = Phase(states.gradients, kept * held, _loss_bytes(rank), temporary=temporary)
     return max(backward, Phase(states.gradients, temporary=states.step), key=sum)

@@ -58,13 +58,16 @@ def peak(rank: Rank, held: float) -> tuple[Phase, float]:
 
     ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
-    phases = list(_phases(rank))
-    highest = max(phases, key=sum)
-    cached = _cached_blocks(rank, phases, sum(highest))
     waiting = (held - 1) * rank.layers * rank.kept
+    buffers = 0.0
     if backend_of(rank.layout).torch_kernels and not rank.assumed.habits.keeps_outputs:
-        waiting += rank.stream * receive_buffers(rank.layout, rank.stage)
-    return highest._replace(activations=highest.activations + waiting), cached
+        buffers = rank.stream * receive_buffers(rank.layout, rank.stage)
+    *passes, step = _phases(rank)
+    phases = [phase._replace(activations=phase.activations + waiting + buffers) for phase in passes]
+    # The step comes when all backward passes have ended. The buffers are there for the next one.
+    phases.append(step._replace(activations=buffers))
+    highest = max(phases, key=sum)
+    return highest, _cached_blocks(rank, phases, sum(highest))
 
 
 def _cached_blocks(rank: Rank, phases: list[Phase], highest: float) -> float:
@@ -90,7 +93,7 @@ def _cached_blocks(rank: Rank, phases: list[Phase], highest: float) -> float:
     elif layout.recompute == "full" and (layout.shards_parameters or not assumed.fused_loss):
         # Checkpoints split the blocks of the layers and of the logits of the step before, and
         # logits of 16 bits those of 32.
-        blocks += largest_layer(rank.shape, layout, assumed) * rank.tokens
+        blocks += largest_layer(rank) * rank.tokens
         if not assumed.fused_loss:
             blocks += 2 * rank.logit_count
     gradients = largest.gradients
@@ -381,7 +384,7 @@ def _inside(rank: Rank) -> float:
     shape, layout, compute = rank.shape, rank.layout, rank.compute
     whole = rank.kept
     if layout.recompute != "none" or shape.pattern:
-        whole = largest_layer(shape, layout, rank.assumed) * rank.tokens
+        whole = largest_layer(rank) * rank.tokens
     width = shape.ffn_hidden / layout.tensor
     widest = compute * (2 if shape.gated else 1) * width
     if rank.assumed.habits.overwrites_mlp:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -32,6 +33,13 @@ class StageRank:
     @property
     def last(self) -> bool:
         return self.stage == self.layout.pipeline - 1
+
+    @cached_property
+    def kinds(self) -> Collection[Shape]:
+        """The kinds of its layers."""
+        if not self.shape.pattern:
+            return (self.shape,)
+        return kinds_of_stages(self.shape, self.layout)[self.stage]
 
     @cached_property
     def head(self) -> float:
