@@ -23,12 +23,11 @@ _WHOLE = {"gradients": 1, "optimizer": 2, "none": 4}
 _Demand = tuple[float, float, float]
 """A layout's place along each axis. Farther on any of them, it never needs less memory."""
 _Box = dict[_Demand, int]
-"""The numbers of layouts that differ only in their demands, the least demanding one first."""
+"""The numbers of layouts that differ only in their demands."""
 
 
 class Boxes:
-    """Layouts in boxes, whose layouts differ only in their demands. That the axes are what they say
-    was tested on 435,000 layouts."""
+    """Layouts in boxes. That the axes are what they say was tested on 435,000 layouts."""
 
     def __init__(self, layouts: Sequence[Candidate]) -> None:
         self._layouts = layouts
@@ -74,7 +73,7 @@ class Boxes:
 
 
 def _within(less: _Demand, more: _Demand) -> bool:
-    """Whether a layout is as far as another one along no axis, or less far."""
+    """Whether ``more`` is as far as ``less``, or farther, along each axis."""
     return less[0] <= more[0] and less[1] <= more[1] and less[2] <= more[2]
 
 
