@@ -27,7 +27,7 @@ print(pstats.Stats(profile).total_calls)
     ("question", "calls"),
     [
         ("model_size 100B a100-80gb 64 4096", 800_000),
-        ("model_size 100B a100-80gb 16384 4096", 300_000),
+        ("model_size 100B a100-80gb 16384 4096", 350_000),
         ("model qwen3-235b-a22b h100-80gb 256 131072", 8_000_000),
     ],
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import compress, product
+from itertools import product, tee
+from math import inf
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -14,7 +16,7 @@ from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
-from dtrain.parallelism.cost.fitting import fitting
+from dtrain.parallelism.cost.fitting import Boxes
 from dtrain.parallelism.model.further import further_layers, most_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, changed, dataclass
@@ -63,43 +65,64 @@ class Plan:
         return Plan(tuple(one for one in self.layouts if not one.layout.offload))
 
     def ranked(self) -> Iterator[Candidate]:
-        """Yield the layouts that fit, best first: see `rank_key`.
+        """Yield the layouts that fit, best first: see `rank_key`."""
+        return copy(self._ranking)
+
+    @cached_property
+    def _ranking(self) -> Iterator[Candidate]:
+        """A copy of it has all from the start, and computes only what none had before."""
+        return tee(self.ranked_below(inf), 1)[0]
+
+    def ranked_below(self, most: float) -> Iterator[Candidate]:
+        """Yield the layouts that fit and whose `rank_key` is below ``most``, best first.
 
         The queue orders them by lower limits. What is missing of the costs, the time and then the
         memory, is computed only when a limit reaches the front, which few do before the first
         results.
         """
-
+        leanest = self._boxes.leanest
         queue = [
             (_effort(one.layout) * one.even_time, place, "time")
             for place, one in enumerate(self.layouts)
+            if leanest[place].least_kept <= one.limit
         ]
         heapify(queue)
         while queue:
-            _, place, missing = heappop(queue)
-            candidate = self.layouts[place]
-            if not missing:
-                yield candidate
+            least, place, missing = heappop(queue)
+            if least >= most:
+                return
+            one = self.layouts[place]
+            if missing == "time":
+                if leanest[place].may_fit and one.least_kept <= one.limit:
+                    heappush(queue, (_effort(one.layout) * one.time.total, place, "memory"))
             elif missing == "memory":
-                if candidate.fits:
-                    heappush(queue, (rank_key(candidate), place, ""))
-            elif candidate.least_kept <= candidate.limit:
-                heappush(queue, (_effort(candidate.layout) * candidate.time.total, place, "memory"))
+                if one.fits:
+                    heappush(queue, (rank_key(one), place, ""))
+            else:
+                yield one
 
     @property
     def fitting(self) -> tuple[Candidate, ...]:
         """Layouts that fit."""
-        return tuple(compress(self.layouts, self._fit))
+        found = zip(self.layouts, self._boxes.larger_than, strict=True)
+        return tuple(one for one, smaller in found if smaller is None)
 
     @cached_property
     def rejected(self) -> tuple[Rejected, ...]:
         """Layouts that do not fit, nearest first."""
-        rest = (one for one, fits in zip(self.layouts, self._fit, strict=True) if not fits)
-        return tuple(_grouped(rest))
+        kinds: dict[str, list[tuple[Candidate, Candidate]]] = {}
+        for one, smaller in zip(self.layouts, self._boxes.larger_than, strict=True):
+            if smaller is not None:
+                kinds.setdefault(_kind(one), []).append((one, smaller))
+        found = (
+            Rejected(f"{kind}: out of memory", len(every), _smallest(every))
+            for kind, every in kinds.items()
+        )
+        return tuple(sorted(found, key=lambda one: one.example.memory.total))
 
     @cached_property
-    def _fit(self) -> list[bool]:
-        return fitting(self.layouts)
+    def _boxes(self) -> Boxes:
+        return Boxes(self.layouts)
 
     @property
     def considered(self) -> int:
@@ -147,17 +170,14 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
     if best:
         # Lower limits of a step's time are those of its layers, which offload does not change.
         most = rank_key(best) / (1 + OFFLOAD)
-        near = [one for one in near if one.even_time < most and one.least_time < most]
-        other = _offloaded(one for one in near if one.least_activations <= one.limit).best
-        if other is None or rank_key(other) >= rank_key(best):
+        near = [one for one in near if one.even_time < most]
+    away = [one for one in (each.offloaded for each in near) if one.fits_host]
+    if best:
+        lean = Plan(tuple(one for one in away if one.least_activations <= one.limit))
+        if not any(lean.ranked_below(rank_key(best))):
             return plan
-    return Plan((*plan.layouts, *_offloaded(near).layouts))
-
-
-def _offloaded(layouts: Iterable[Candidate]) -> Plan:
-    """Return a plan of those layouts whose optimizer the usual host can hold, with offload."""
-    away = (one.offloaded for one in layouts)
-    return Plan(tuple(one for one in away if one.fits_host))
+        away = [one for one in away if one.least_time < most]
+    return Plan((*plan.layouts, *away))
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,31 +370,24 @@ def _effort(layout: Layout) -> float:
     return factor + OFFLOAD * layout.offload
 
 
-def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
-    """Group by kind of split; the smallest candidate of a kind is its example."""
-    kinds: dict[str, list[Candidate]] = {}
-    for candidate in rest:
-        kinds.setdefault(_kind(candidate), []).append(candidate)
-    nearest = {kind: _smallest(every) for kind, every in kinds.items()}
-    for kind, example in sorted(nearest.items(), key=lambda one: one[1].memory.total):
-        yield Rejected(f"{kind}: out of memory", len(kinds[kind]), example)
-
-
-def _smallest(every: Sequence[Candidate]) -> Candidate:
-    """Return the first candidate that needs the least memory, from the memory of a few."""
-    # Each is a lower limit of the next, and much faster.
-    limits: tuple[Callable[[Candidate], float], ...] = (
-        lambda one: one.least_kept,
-        lambda one: one.least_memory,
-        lambda one: one.memory.total,
+def _smallest(every: Sequence[tuple[Candidate, Candidate]]) -> Candidate:
+    """Return the first layout that needs the least memory, from the memory of a few. Each one has
+    another beside it that needs no more."""
+    # Lower limits of the memory, most of them closer and slower than the one before.
+    limits: tuple[Callable[[Candidate, Candidate], float], ...] = (
+        lambda _, smaller: smaller.least_kept,
+        lambda _, smaller: smaller.least_memory,
+        lambda _, smaller: smaller.memory.total,
+        lambda one, _: one.least_memory,
+        lambda one, _: one.memory.total,
     )
-    queue = [(limits[0](one), place, 1) for place, one in enumerate(every)]
+    queue = [(limits[0](*both), place, 1) for place, both in enumerate(every)]
     heapify(queue)
     while True:
         _, place, known = heappop(queue)
         if known == len(limits):
-            return every[place]
-        heappush(queue, (limits[known](every[place]), place, known + 1))
+            return every[place][0]
+        heappush(queue, (limits[known](*every[place]), place, known + 1))
 
 
 def _kind(candidate: Candidate) -> str:

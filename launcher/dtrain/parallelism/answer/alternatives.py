@@ -16,7 +16,7 @@ from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
 from dtrain.parallelism.model.further import most_stages
 from dtrain.parallelism.question import Answer, Question
-from dtrain.parallelism.search import compared_time
+from dtrain.parallelism.search import Plan, compared_time
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 from dtrain.wording import counted, plural
@@ -123,8 +123,7 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
     """
     best, found = answer.best, [*_one_host(answer)]
     seen = {_kind(best.layout)}
-    for name, fixed in _kinds(answer):
-        plan = answer.question.search(**fixed)
+    for name, plan in _kinds(answer):
         candidate = plan.best
         if candidate is None:
             if not plan.rejected:
@@ -176,15 +175,16 @@ def _kind(layout: Layout) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield common kinds of layouts, with the fields that each kind fixes."""
+def _kinds(answer: Answer) -> Iterator[tuple[str, Plan]]:
+    """Yield common kinds of layouts, with the plan of those that have the kind's fields."""
     question, layout = answer.question, answer.best.layout
     cluster, fixed = question.cluster, question.fixed
     alone = {"tensor": 1, "pipeline": 1, "context": 1}
     inside = cluster.gpus_per_host
     kinds: list[tuple[str, dict[str, Any]]] = []
     if layout.offload:
-        kinds.append((f"The optimizer on the {plural(cluster.gpus, cluster.gpu.unit)}", {}))
+        name = f"The optimizer on the {plural(cluster.gpus, cluster.gpu.unit)}"
+        yield name, answer.plan.on_gpus
     if cluster.gpus > 1:
         kinds += [
             ("Plain DDP", {**alone, "sharding": "none"}),
@@ -214,7 +214,7 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
         kinds.append(("Full recompute", {**same, "recompute": "full"}))
     for name, wanted in kinds:
         if all(fixed.get(key, value) == value for key, value in wanted.items()):
-            yield name, {"offload": False, **fixed, **wanted}
+            yield name, question.search(**{"offload": False, **fixed, **wanted})
 
 
 def _verdict(rival: Candidate, best: Candidate) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from operator import attrgetter
 from typing import Any
 
 from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.records import cached_property
 from dtrain.runtime.layout import Layout
 
 _SPLIT = attrgetter(
@@ -15,40 +17,64 @@ _SPLIT = attrgetter(
     "offload",
 )  # fmt: skip
 """The fields of a layout that the search chooses, without micro-batches, sharding and experts."""
-_WHOLE = ("gradients", "optimizer", "none")
+_WHOLE = {"gradients": 1, "optimizer": 2, "none": 4}
 """Shardings with whole parameters. Each one never needs less memory than the one before."""
 
-_Demand = tuple[int, int, int]
-"""A layout's place along three axes. Farther on any of them, it never needs less memory."""
-_Box = dict[_Demand, Candidate]
-"""Layouts that differ only in their demands."""
+_Demand = tuple[float, float, float]
+"""A layout's place along each axis. Farther on any of them, it never needs less memory."""
+_Box = dict[_Demand, int]
+"""The numbers of layouts that differ only in their demands."""
 
 
-def fitting(layouts: Sequence[Candidate]) -> list[bool]:
-    """Return for each of the ``layouts`` whether it fits.
+class Boxes:
+    """Layouts in boxes. That the axes are what they say was tested on 435,000 layouts."""
 
-    All in a box fit if the most demanding one does, and none if the least demanding one does not.
-    Other boxes are cut in halves. That the axes are what they say was tested on 435,000 layouts.
-    """
-    boxes: dict[tuple[Any, ...], _Box] = {}
-    for one in layouts:
-        boxes.setdefault(_alike(one), {})[_demand(one.layout)] = one
-    left, found = [*boxes.values()], set[int]()
-    while left:
-        box = left.pop()
-        axes = [sorted({*values}) for values in zip(*box, strict=True)]
-        most = box.get((axes[0][-1], axes[1][-1], axes[2][-1]))
-        if most and most.fits:
-            found.update(map(id, box.values()))
-            continue
-        least = box.get((axes[0][0], axes[1][0], axes[2][0]))
-        if least and (least is most or not least.may_fit):
-            continue
-        axis = max(range(len(axes)), key=lambda axis: len(axes[axis]))
-        middle = axes[axis][len(axes[axis]) // 2]
-        for half in (False, True):
-            left.append({place: box[place] for place in box if (place[axis] < middle) is half})
-    return [id(one) in found for one in layouts]
+    def __init__(self, layouts: Sequence[Candidate]) -> None:
+        self._layouts = layouts
+        boxes: dict[tuple[Any, ...], _Box] = {}
+        for place, one in enumerate(layouts):
+            shared, demand = _place(one)
+            boxes.setdefault(shared, {})[demand] = place
+        self._boxes = [*boxes.values()]
+
+    @cached_property
+    def leanest(self) -> list[Candidate]:
+        """For each layout, the one of its box that needs the least memory; itself if that is
+        unknown."""
+        found = [*self._layouts]
+        for box in self._boxes:
+            least = min(box, key=prod)
+            for demand, place in box.items():
+                if _within(least, demand):
+                    found[place] = self._layouts[box[least]]
+        return found
+
+    @cached_property
+    def larger_than(self) -> list[Candidate | None]:
+        """For each layout that does not fit, one that needs no more memory and does not fit; None
+        for each one that fits."""
+        found: list[Candidate | None] = [None] * len(self._layouts)
+        for box in self._boxes:
+            left = sorted(box, key=prod)
+            # All fit if the most demanding one does, and none if the least demanding one does not.
+            tried = [left[-1], left[0]]
+            while left:
+                # It takes longer to show that a layout fits than that it does not.
+                one = tried.pop(0) if tried else left[2 * len(left) // 3]
+                layout = self._layouts[box[one]]
+                if layout.fits:
+                    left = [demand for demand in left if not _within(demand, one)]
+                    continue
+                for demand in left:
+                    if _within(one, demand):
+                        found[box[demand]] = layout
+                left = [demand for demand in left if not _within(one, demand)]
+        return found
+
+
+def _within(less: _Demand, more: _Demand) -> bool:
+    """Whether ``more`` is as far as ``less``, or farther, along each axis."""
+    return less[0] <= more[0] and less[1] <= more[1] and less[2] <= more[2]
 
 
 def _steps(one: Candidate) -> int:
@@ -63,16 +89,13 @@ def _steps(one: Candidate) -> int:
     return layout.grad_accumulation if few and one.assumed.by_torch(layout) else 0
 
 
-def _alike(one: Candidate) -> tuple[Any, ...]:
-    """Return what layouts share that differ only in their demands."""
+def _place(one: Candidate) -> tuple[tuple[Any, ...], _Demand]:
+    """Return what layouts share that differ only in their demands, and the demand."""
     layout = one.layout
-    sharding = "" if layout.sharding in _WHOLE else layout.sharding
-    return (*_SPLIT(layout), sharding, 0 if _spread(layout) else layout.expert, _steps(one))
-
-
-def _demand(layout: Layout) -> _Demand:
-    whole = _WHOLE.index(layout.sharding) if layout.sharding in _WHOLE else 0
-    return layout.micro_batch, whole, -layout.expert if _spread(layout) else 0
+    whole, spread = _WHOLE.get(layout.sharding), _spread(layout)
+    shared = "" if whole else layout.sharding, 0 if spread else layout.expert, _steps(one)
+    demand = layout.micro_batch, whole or 1, 1 / layout.expert if spread else 1.0
+    return (*_SPLIT(layout), *shared), demand
 
 
 def _spread(layout: Layout) -> bool:

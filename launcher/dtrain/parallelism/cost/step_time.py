@@ -20,7 +20,7 @@ from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
 from dtrain.parallelism.cost.stages import kinds_of_stages, stage_layers
 from dtrain.parallelism.model.shape import Shape, residual
-from dtrain.records import dataclass
+from dtrain.records import changed, dataclass
 from dtrain.runtime.layout import Layout
 
 LAUNCHES = 100
@@ -237,27 +237,39 @@ def _layer_of_kinds(kernels: Kernels) -> dict[Shape, _Layer]:
 def _layer(kernels: Kernels) -> _Layer:
     shape, assumed = kernels.shape, kernels.assumed
     moe = shape.moe_layers / shape.layers
-
-    def mean(cost: Callable[..., float]) -> float:
-        dense = cost(moe=False) if moe < 1 else 0.0
-        return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
-
+    layout = changed(kernels.layout, recompute="none")
+    passes, head = _passes(Kernels(kernels.efficiency, kernels.cluster, shape, layout, assumed))
     gaps = kernels.efficiency.gap * kernels_of(shape, kernels.layout, assumed)
-    compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle + COMPUTED * gaps
+    compute = passes + assumed.idle + COMPUTED * gaps
     exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
         exchange = exposed(exchange, compute, OVERLAPPED)
     started = launches(shape, kernels.layout, assumed)
     return _Layer(
         compute=compute,
-        recompute=mean(kernels.recompute) + RECOMPUTED[kernels.layout.recompute] * gaps,
+        recompute=_mean(shape, kernels.recompute) + RECOMPUTED[kernels.layout.recompute] * gaps,
         tensor=_tensor(kernels),
         context=_context(kernels),
         expert=exchange,
-        head=kernels.head_forward() + kernels.head_backward(),
+        head=head,
         launches=started,
         stalled=0.0 if assumed.capacity else moe * started,
     )
+
+
+@lru_cache(maxsize=1 << 14)
+def _passes(kernels: Kernels) -> tuple[float, float]:
+    """Seconds of the forward and the backward pass, of a layer and of the output layer: the same
+    with and without recomputation."""
+    layer = _mean(kernels.shape, kernels.forward) + _mean(kernels.shape, kernels.backward)
+    return layer, kernels.head_forward() + kernels.head_backward()
+
+
+def _mean(shape: Shape, cost: Callable[..., float]) -> float:
+    """Return the mean ``cost`` of layers with and without experts."""
+    moe = shape.moe_layers / shape.layers
+    dense = cost(moe=False) if moe < 1 else 0.0
+    return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
 
 
 def _copies_to_host(kernels: Kernels, stage: int) -> float:
