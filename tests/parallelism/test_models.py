@@ -101,6 +101,8 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         "lama-3-70b": "llama-3-70b",
         "qwen25-7b": "qwen2.5-7b or qwen2-57b-a14b",
         "llama-70b": "llama-2-70b or llama-3-70b",
+        "llama-3.1-70": "llama-3.1-70b",
+        "lama3.1-8b-instruct": "llama-3.1-8b",
         "mixtral": "mixtral-8x7b or mixtral-8x22b",
     }
     for name, known in meant.items():

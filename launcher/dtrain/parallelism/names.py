@@ -42,16 +42,19 @@ def find(spellings: Iterable[str], rows: Iterable[_Row], what: str, otherwise: s
     for spelling in (wanted, *map(key, others)):
         if spelling in entries:
             return entries[spelling]
-    names = [row.name for row in rows]
+    row_of = {known: row.name for row in rows for known in (row.name, *row.aliases)}
     # A part such as "h100" or "llama-70b" may match several names: suggest all of them.
-    alike = [known for known in names if wanted and wanted in key(known)]
+    alike = [row.name for row in rows if wanted and wanted in key(row.name)]
     alike.sort(key=lambda known: key(known).index(wanted))
     if (words := _words(name)) and not alike:
-        alike = [known for known in names if words <= _words(known)]
-    suggestions = list(dict.fromkeys((*nearest(name, names), *alike)))[:4]
+        alike = [known for known in row_of if words <= _words(known)]
+    close = [known for each in (name, *others) for known in nearest(each, row_of)]
+    suggestions: dict[str, str] = {}  # one for each row
+    for known in (*close, *alike):
+        suggestions.setdefault(row_of[known], known)
     hint = otherwise[:1].lower() + otherwise[1:]
     if suggestions:
-        hint = f"did you mean {either(suggestions)}? {otherwise}".strip()
+        hint = f"did you mean {either([*suggestions.values()][:4])}? {otherwise}".strip()
     raise UsageError(f"{name!r} is not a {what} that dtrain knows", hint=hint)
 
 

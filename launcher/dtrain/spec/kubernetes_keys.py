@@ -16,7 +16,7 @@ _QUALIFIED = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
 _VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _QUANTITY = r"[0-9]{1,12}(\.[0-9]{1,3})?(m|k|[MGTP]|[KMGTP]i)?"
 TAINT = re.compile(
-    rf"(?P<key>{_QUALIFIED})?(=(?P<value>{_VALUE}))?"
+    rf"((?P<key>{_QUALIFIED})(=(?P<value>{_VALUE}))?)?"
     r"(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
 )
 _PATH = r"/[^\s:,\"']*"

@@ -60,6 +60,46 @@ def test_only_machines_that_a_job_may_get_count(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
+    ("taint", "tolerations", "tolerated"),
+    [
+        ({"key": "team", "value": "ml"}, ("team=ml",), True),
+        ({"key": "team", "value": "ml"}, ("team=", "team=a", "team:NoExecute", "tea"), False),
+        ({"key": "team"}, ("team=",), True),
+        ({"key": "team", "effect": "NoExecute"}, (":NoExecute",), True),
+        ({"key": "team"}, (":NoExecute",), False),
+        # Clusters that add tolerations of GPUs add this effect.
+        ({"key": "nvidia.com/gpu", "value": "present"}, (), True),
+        ({"key": "nvidia.com/gpu", "effect": "NoExecute"}, (), False),
+        ({"key": "amd.com/gpu"}, (), False),
+    ],
+)
+def test_a_toleration_is_of_taints_as_in_kubernetes(
+    monkeypatch: pytest.MonkeyPatch,
+    taint: dict[str, str],
+    tolerations: tuple[str, ...],
+    tolerated: bool,
+) -> None:
+    serve(monkeypatch, machine("NVIDIA-L4", taints=[{"effect": "NoSchedule", **taint}]))
+    gpus = machines.gpus(Kubernetes("train:1", tolerations=tolerations))
+    assert (gpus.per_host == 8) is tolerated
+
+
+def test_pods_may_tolerate_cordoned_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, machine("NVIDIA-L4", unschedulable=True))
+    tolerations = ("node.kubernetes.io/unschedulable",)
+    assert machines.gpus(Kubernetes("train:1", tolerations=tolerations)).per_host == 8
+
+
+def test_a_first_file_is_for_the_gpus_that_pods_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = machine("AMD", unschedulable=True)
+    off["status"]["allocatable"] = {"amd.com/gpu": "8"}
+    tainted = machine("NVIDIA-L4", taints=[{"key": "nvidia.com/gpu", "effect": "NoExecute"}])
+    serve(monkeypatch, off, off, tainted)
+    vendor, found = machines.with_gpus()
+    assert (vendor, [one.obstacle for one in found]) == ("nvidia", [""])
+
+
+@pytest.mark.parametrize(
     ("keys", "left_out"),
     [
         ({}, "3 machines with GPUs left out: 2 with the taint team=ml:NoSchedule, 1 not ready"),

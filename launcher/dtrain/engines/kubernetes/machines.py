@@ -80,17 +80,17 @@ class _Taint:
     def __str__(self) -> str:
         return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
 
-    def keeps_away(self, resource: str, tolerations: Iterable[Mapping[str, str]]) -> bool:
-        """Whether it keeps pods with these tolerations away, which ask for the ``resource``. Most
-        clusters let such pods tolerate the taint of that name."""
-        if self.effect == "PreferNoSchedule" or self.key == resource:
-            return False
-        return not any(
+    def keeps_away(self, tolerations: Iterable[Mapping[str, str]]) -> bool:
+        """Whether it keeps pods with these tolerations away."""
+        return self.effect != "PreferNoSchedule" and not any(
             one.get("key", self.key) == self.key
             and one.get("value", self.value) == self.value
             and one.get("effect", self.effect) == self.effect
             for one in tolerations
         )
+
+
+_CORDON = _Taint("node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,17 @@ def _obstacle(
     conditions = at(machine, "status.conditions", tuple[Condition, ...]) or ()
     if not keys.node_selector.items() <= labels.items():
         return _OTHERS
-    if at(machine, "spec.unschedulable", bool):
+    # Most clusters let pods that ask for GPUs tolerate this taint (ExtendedResourceToleration).
+    added = f"{GPUS[keys.gpu_vendor]}:NoSchedule"
+    tolerations = [toleration(text) for text in (added, *keys.tolerations)]
+    if at(machine, "spec.unschedulable", bool) and _CORDON.keeps_away(tolerations):
         return "cordoned"
     if any(one.type == "Ready" and one.status != "True" for one in conditions):
         return "not ready"
     # The queue's ResourceFlavor, and the runtime of a TrainJob, may add tolerations.
     if not keys.queue and keys.api == "jobset":
-        tolerations = [toleration(text) for text in keys.tolerations]
         for taint in taints:
-            if taint.keeps_away(GPUS[keys.gpu_vendor], tolerations):
+            if taint.keeps_away(tolerations):
                 return f"with the taint {taint}"
     return ""
 
@@ -173,14 +175,20 @@ def _with_gpus(client: Client, keys: Kubernetes) -> list[KubernetesMachine]:
         return [one for one in machines(client, keys) if one.gpus]
 
 
+def _usable(found: Iterable[KubernetesMachine]) -> list[KubernetesMachine]:
+    return [one for one in found if not one.obstacle]
+
+
 def with_gpus() -> tuple[Vendor, list[KubernetesMachine]]:
-    """The vendor of GPUs that most machines of the current context have, and these machines, with
-    those that cannot be used. Raises UsageError without a kubeconfig, and NodeError."""
+    """The vendor whose GPUs pods may use on most machines of the current context, and all machines
+    with its GPUs. Raises UsageError without a kubeconfig, and NodeError."""
     client = Client(Kubernetes(""))
     found = {
-        vendor: _with_gpus(client, Kubernetes("", gpu_vendor=vendor)) for vendor in get_args(Vendor)
+        # A first file has this toleration if a machine needs it.
+        vendor: _with_gpus(client, Kubernetes("", gpu_vendor=vendor, tolerations=(GPUS[vendor],)))
+        for vendor in get_args(Vendor)
     }
-    return max(found.items(), key=lambda each: len(each[1]))
+    return max(found.items(), key=lambda each: (len(_usable(each[1])), len(each[1])))
 
 
 def gpus(keys: Kubernetes) -> QueueGpus:
@@ -188,7 +196,7 @@ def gpus(keys: Kubernetes) -> QueueGpus:
     NodeError."""
     client = Client(keys)
     found = _with_gpus(client, keys)
-    usable = [one for one in found if not one.obstacle]
+    usable = _usable(found)
     types = Counter(one.gpu_type for one in usable if one.gpu_type)
     return QueueGpus(
         where=f"the cluster {client.context or client.host}",
