@@ -75,6 +75,7 @@ class Link:
         self.state = host_state.attached(self.host)
         self._inbox.resume(offsets, reported)
         self._show(host_events.Show(ShownState.ATTACHING))
+        self._outage.begin(time.monotonic())  # at once: nothing reaches the host before it ends
         self._commands.start()
         self._run(lambda: self._follow(self._reconnect(at_once=True)))
 
