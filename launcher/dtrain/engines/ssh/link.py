@@ -80,8 +80,7 @@ class Link:
         self._run(lambda: self._follow(self._reconnect(at_once=True)))
 
     def request_stacks(self, *, abort: bool, ras: bool) -> None:
-        """Request the workers' stacks. ``abort``: the host may kill workers to get them. ``ras``:
-        query NCCL, too."""
+        """See `WatchedHost.request_stacks`."""
         self.evidence.expect_stacks()
         self._commands.send({"op": "stacks", "abort": abort, "ras": ras})
 
