@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines import existing
-from dtrain.runs.events import RunStarted
+from dtrain.runs.events import LauncherAttached, NextAttempt, RunStarted, StacksReported
 from dtrain.runs.folder import Holder
-from dtrain.runs.journal import encode
+from dtrain.runs.journal import Journal, encode
 from dtrain.session.caller import Caller
 from dtrain.session.stopping.control import Control
+from dtrain.session.watching import stack_requests
+from support.limits import HANG, until
 from support.stored import make_run
 
 
@@ -34,6 +37,27 @@ def test_a_process_of_another_machine_gets_no_signal(
             existing.stop(folder, Caller(), force=False)
         assert other.poll() is None
         other.kill()
+    claim.close()
+
+
+def test_a_request_for_stacks_outlives_the_attempt_and_the_process_that_took_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder, control = make_run(), Control()
+    folder.journal.write_bytes(encode(0.0, RunStarted(("n1",))))
+    journal = Journal(folder.journal)
+    claim = folder.claim()
+    assert claim is not None
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(existing.stacks, folder, Caller(control=control))
+        try:
+            for new in (NextAttempt(2, ("n1",)), LauncherAttached(), StacksReported((), ("note",))):
+                until(lambda: stack_requests.take(folder) or asked.done())
+                journal.write(0.0, new)
+            assert asked.result(HANG) == StacksReported((), ("note",))
+        finally:
+            control.leave()
     claim.close()
 
 

@@ -12,14 +12,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
 from dtrain.failures.cause import LEFT, Report
 from dtrain.runs.events import (
+    AttemptPlanned,
     Finished,
+    LauncherAttached,
     NoticeShown,
     RunEvent,
     RunLeft,
@@ -27,6 +29,7 @@ from dtrain.runs.events import (
 )
 from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
+from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.follow import POLL, RunFollower, ending
 from dtrain.session.reporting.observer import Observer
@@ -78,24 +81,32 @@ def stacks(folder: RunFolder, caller: Caller) -> StacksReported | Report:
     """
     if ending(folder) is not None:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
-    asking = _Asking(caller)
-    asked = replace(caller, observer=asking)
-    report = attach(folder, asked, lambda: stack_requests.place(folder))
+    asking = _Asking(folder, caller)
+    report = attach(folder, replace(caller, observer=asking), asking.ask)
     return asking.answer or report
 
 
 class _Asking(Observer):
     """Leaves the run once the workers' stacks are there."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, folder: RunFolder, caller: Caller) -> None:
+        self._folder = folder
         self._caller = caller
         self.answer: StacksReported | None = None
+
+    def ask(self) -> None:
+        """Raises StorageError."""
+        stack_requests.place(self._folder)
 
     def on_event(self, event: RunEvent) -> None:
         match event:
             case StacksReported() if self.answer is None:
                 self.answer = event
                 self._caller.control.leave()
+            case AttemptPlanned() | LauncherAttached():
+                # What ended may have taken the request, and then answers no more.
+                with suppress(StorageError):
+                    self.ask()
             case NoticeShown():
                 self._caller.observer.on_event(event)
 

@@ -384,6 +384,9 @@ def test_a_request_is_answered_without_the_hosts_that_cannot_be_reached(
     watch.start()
     stack_requests.place(job.folder)
     assert not watch.look()
+    assert asked == []  # a process that took charge just now may still connect
+    now += worker_watch.CONNECT_SECONDS
+    assert not watch.look()
     assert asked == [False] * 3
     hosts["a"].evidence.add(Stack(1.0, "worker", 0, 0, "    step (/home/ml/train.py:9)"))
     for rank, name in enumerate("ab", 1):

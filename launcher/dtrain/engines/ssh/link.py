@@ -75,12 +75,12 @@ class Link:
         self.state = host_state.attached(self.host)
         self._inbox.resume(offsets, reported)
         self._show(host_events.Show(ShownState.ATTACHING))
+        self._outage.begin(time.monotonic())  # at once: nothing reaches the host before it ends
         self._commands.start()
         self._run(lambda: self._follow(self._reconnect(at_once=True)))
 
     def request_stacks(self, *, abort: bool, ras: bool) -> None:
-        """Request the workers' stacks. ``abort``: the host may kill workers to get them. ``ras``:
-        query NCCL, too."""
+        """See `WatchedHost.request_stacks`."""
         self.evidence.expect_stacks()
         self._commands.send({"op": "stacks", "abort": abort, "ras": ras})
 

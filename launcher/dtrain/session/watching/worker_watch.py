@@ -21,6 +21,9 @@ STDERR_TAIL = 1 << 16
 """Bytes at the end of a worker's stderr that are searched for an exception."""
 LONG_SILENCE = 600.0
 """Seconds without a sign of life after which a job without a watchdog gets a notice."""
+CONNECT_SECONDS = 15.0
+"""Seconds in which a process that takes charge connects to the hosts before it asks them for the
+stacks that a user wants."""
 BETWEEN = 1.0
 """Seconds between two comparisons of all ranks."""
 RAISED_SECONDS = 20.0
@@ -76,6 +79,7 @@ class WorkerWatch:
         request."""
         self._asked = False
         """Whether they do so because of a request."""
+        self._connected_by = math.inf
         self._finished = 0
         """Number of workers that have finished."""
         self._name_rest_at = math.inf
@@ -89,6 +93,7 @@ class WorkerWatch:
     def start(self) -> None:
         """Start the watchdog: the workers run."""
         self._since = self._looked = time.monotonic()
+        self._connected_by = self._looked + CONNECT_SECONDS
 
     def look(self) -> bool:
         """Show what has changed. Returns whether the running job has hung, and must end."""
@@ -129,7 +134,8 @@ class WorkerWatch:
                 self._job.recorder.record(self.where.report())
         # An answer to another request would count for this one, and may be old.
         elif not self._locating and self._silence is Silence.NONE:
-            self._asked = stack_requests.take(self._job.folder)
+            connected = self._connected or now >= self._connected_by
+            self._asked = connected and stack_requests.take(self._job.folder)
             if self._asked:
                 self._locate(now)
 
