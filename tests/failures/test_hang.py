@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.failures.stacks import Frame, WaitingPlace, compare, place, stack
+from dtrain.failures.stacks import (
+    MAX_FRAME,
+    MAX_FRAMES,
+    MAX_GROUPS,
+    MAX_STACKS,
+    Frame,
+    WaitingPlace,
+    compare,
+    grouped,
+    place,
+    stack,
+)
 from support.limits import HANG
 
 SPY = """\
@@ -148,3 +159,19 @@ def test_a_file_may_be_in_another_folder_on_each_host() -> None:
         for host, line in (("n1", 18), ("n2", 22), ("n3", 18))
     }
     assert compare(places) == [(places["n1"], ["n1", "n3"]), (places["n2"], ["n2"])]
+
+
+def test_a_report_is_short_whatever_hosts_invent() -> None:
+    name = "f" * 1000
+    texts = {
+        (str(rank), "a"): "\n".join(f"    {name} (/t{rank}.py:{line})" for line in range(200))
+        for rank in range(MAX_GROUPS + 10)
+    }
+    found = grouped(texts)
+    assert len(found) == MAX_GROUPS
+    assert len(found[0].frames) == MAX_FRAMES
+    assert len(found[0].frames[0]) == MAX_FRAME
+    assert len(found[0].place) <= 2 * MAX_FRAME
+    assert [bool(group.frames) for group in found] == [True] * MAX_STACKS + [False] * (
+        MAX_GROUPS - MAX_STACKS
+    )

@@ -24,6 +24,12 @@ _WRAPPER = re.compile(r"\w*wrap\w*|inner|decorate_\w+|_fn|_?call_impl|__call__|e
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
 _BUILD_LOCK = "/torch/utils/file_baton.py"
 """Torch's lock for the build of an extension: a file that stays if the builder is killed."""
+MAX_GROUPS = 1000
+"""Places that a report has. Hosts may invent more."""
+MAX_STACKS = 100
+"""Places with a stack."""
+MAX_FRAMES, MAX_FRAME = 100, 500
+"""Frames of a stack, and characters of one."""
 _Who = TypeVar("_Who")
 
 
@@ -60,7 +66,7 @@ class StackGroup:
     """Label and host of each."""
     place: str
     frames: tuple[str, ...]
-    """The stack of the first one's main thread, innermost frame first."""
+    """The stack of the first one's main thread, innermost frame first. Empty after `MAX_STACKS`."""
 
 
 def stack(output: str) -> list[Frame]:
@@ -120,10 +126,16 @@ def grouped(texts: Mapping[tuple[str, str], str]) -> tuple[StackGroup, ...]:
     """The workers in each place, most workers first. ``texts``: what py-spy shows of each worker,
     by its label and its host."""
     stacks = {who: stack(text) for who, text in texts.items()}
+    places = compare({who: place(frames) for who, frames in stacks.items()})
     return tuple(
-        StackGroup(tuple(those), str(where), tuple(map(str, stacks[those[0]])))
-        for where, those in compare({who: place(frames) for who, frames in stacks.items()})
+        StackGroup(tuple(those), str(where)[: 2 * MAX_FRAME], _shown(stacks[those[0]], number))
+        for number, (where, those) in enumerate(places[:MAX_GROUPS])
     )
+
+
+def _shown(frames: Sequence[Frame], number: int) -> tuple[str, ...]:
+    """The frames of a group with this number."""
+    return tuple(str(one)[:MAX_FRAME] for one in frames[:MAX_FRAMES] if number < MAX_STACKS)
 
 
 def compare(places: Mapping[_Who, WaitingPlace]) -> list[tuple[WaitingPlace, list[_Who]]]:

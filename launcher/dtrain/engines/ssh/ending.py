@@ -253,7 +253,7 @@ class Ending:
             # The job has run before: its user may be changing the script, or a spare is at fault.
             return None
         known = failures[0].explanation if failures else None
-        if known is not None and known.lasting:
+        if known is not None and known.lasting and self.context.progress.step is None:
             return f"it would fail again: {known.what}"
         return "" if self._findings else None  # the user must fix what the check finds
 

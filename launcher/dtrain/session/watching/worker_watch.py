@@ -154,13 +154,11 @@ class WorkerWatch:
         its workers may still write output."""
         if missed := excess if self._connected else math.inf:
             self._job.steps.pause(now, missed)
-        if missed == math.inf:
-            return
         if self._locating and not self._asked and self.where.are_known(now):
             self._locating = False
             for line in self.where.describe():
                 self._job.recorder.notice(line)
-        elif not self._locating and self._silence is Silence.NONE:
+        elif missed != math.inf and not self._locating and self._silence is Silence.NONE:
             found = self._job.steps.stall(now)
             if (found and found.essence) != (self._stall and self._stall.essence):
                 self._change_stall(found, now)
