@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import product, tee
@@ -66,11 +65,11 @@ class Plan:
 
     def ranked(self) -> Iterator[Candidate]:
         """Yield the layouts that fit, best first: see `rank_key`."""
-        return copy(self._ranking)
+        return tee(self._ranking, 2)[1]
 
     @cached_property
     def _ranking(self) -> Iterator[Candidate]:
-        """A copy of it has all from the start, and computes only what none had before."""
+        """Never read itself. What its copies have computed is computed once."""
         return tee(self.ranked_below(inf), 1)[0]
 
     def ranked_below(self, most: float) -> Iterator[Candidate]:
