@@ -55,7 +55,7 @@ def test_hosts_without_facts_cause_no_findings() -> None:
 @pytest.mark.parametrize(
     ("gpu", "remedies"),
     [
-        ("h1000", ["did you mean h100-80gb? `dtrain help models` lists those of the table"]),
+        ("h100-80g", ["did you mean h100-80gb? `dtrain help models` lists those of the table"]),
         ("my-own", ["`dtrain help models` lists those of the table"]),
         ("H100 SXM", []),
     ],

@@ -16,7 +16,7 @@ import pytest
 
 from dtrain.node.agent import diagnosis, nccl_ras, stacks
 from dtrain.node.agent.flight_recorder import READ_LIMIT
-from dtrain.node.agent.processes import look
+from dtrain.node.agent.processes import environment_of, look
 from dtrain.node.agent.sweep import ABORT_LIMIT
 from dtrain.session.watching.whereabouts import STACKS_SECONDS
 from support.limits import HANG, until
@@ -93,6 +93,8 @@ def test_why_py_spy_has_no_stack(tmp_path: Path) -> None:
         environment = {"PATH": f"{tmp_path}:/usr/bin"}
         program = stack.enter_context(Popen(["sleep", "600"], env=environment))
         stack.callback(program.kill)
+        # The kernel sets it shortly after the start.
+        until(lambda: environment_of(other.pid) and environment_of(program.pid))
         found, problems = stacks.spy([other.pid, program.pid])
     assert found == {}
     assert problems[other.pid] == "no py-spy in the environment"

@@ -19,6 +19,10 @@ class AllocatedMachine(WatchedMachine):
     def __init__(self, name: str, job: WatchedJob, watch: SlurmWatch) -> None:
         super().__init__(name, job)
         self._watch = watch
+        self._watched = False
+        """Whether its watcher has reported anything."""
+        self._order: StacksOfMachine | None = None
+        """For a watcher that has not started."""
 
     @property
     def reachable(self) -> bool:
@@ -29,7 +33,18 @@ class AllocatedMachine(WatchedMachine):
         return self._watch.unwatched and self._watch.follows
 
     def _request(self, *, abort: bool, ras: bool) -> None:
-        self._watch.orders.append({"op": "stacks", "host": self.name, "abort": abort, "ras": ras})
+        self._order = {"op": "stacks", "host": self.name, "abort": abort, "ras": ras}
+        self._send()
+
+    def heard(self) -> None:
+        """Its watcher has reported something."""
+        self._watched = True
+        self._send()
+
+    def _send(self) -> None:
+        if self._watched and self._order is not None:
+            self._watch.orders.append(self._order)
+            self._order = None
 
 
 class SlurmWatch(JobWatch[AllocatedMachine]):
@@ -54,6 +69,7 @@ class SlurmWatch(JobWatch[AllocatedMachine]):
     def machine_said(self, host: str, message: Telemetry | Event) -> None:
         if host in self.machines:
             self.unwatched = False
+            self.machines[host].heard()
         super().machine_said(host, message)
 
     def update(self, state: SlurmState | None) -> None:
