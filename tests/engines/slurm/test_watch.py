@@ -189,6 +189,9 @@ def test_an_order_for_stacks_waits_for_the_watcher_of_its_machine(folder: RunFol
     assert [order.get("host") for order in watch.orders] == [second]
     watch.machines[second].request_stacks(abort=True, ras=False)
     assert len(watch.orders) == 2
+    watch.update(None)
+    watch.machines[second].request_stacks(abort=True, ras=False)
+    assert len(watch.orders) == 2
 
 
 def test_a_job_with_a_number_is_not_submitted_again(

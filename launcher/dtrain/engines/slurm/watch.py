@@ -19,7 +19,7 @@ class AllocatedMachine(WatchedMachine):
     def __init__(self, name: str, job: WatchedJob, watch: SlurmWatch) -> None:
         super().__init__(name, job)
         self._watch = watch
-        self._watched = False
+        self.watched = False
         """Whether its watcher has reported anything."""
         self._order: StacksOfMachine | None = None
         """For a watcher that has not started."""
@@ -38,11 +38,11 @@ class AllocatedMachine(WatchedMachine):
 
     def heard(self) -> None:
         """Its watcher has reported something."""
-        self._watched = True
+        self.watched = True
         self._send()
 
     def _send(self) -> None:
-        if self._watched and self._order is not None:
+        if self.watched and self._order is not None:
             self._watch.orders.append(self._order)
             self._order = None
 
@@ -74,6 +74,9 @@ class SlurmWatch(JobWatch[AllocatedMachine]):
 
     def update(self, state: SlurmState | None) -> None:
         """``state`` of a job whose reports arrive; None while no connection is open."""
+        if state is None:  # the next connection starts watchers of its own
+            for machine in self.machines.values():
+                machine.watched = False
         self.follows = state is not None and state.state == "RUNNING"
         if self.follows:
             self.begin()
