@@ -11,10 +11,21 @@ import pytest
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines import existing
-from dtrain.runs.events import LauncherAttached, NextAttempt, RunStarted, StacksReported
+from dtrain.failures.cause import LEFT
+from dtrain.runs.events import (
+    HostState,
+    LauncherAttached,
+    NextAttempt,
+    NoticeShown,
+    RunEvent,
+    RunStarted,
+    StacksReported,
+)
 from dtrain.runs.folder import Holder
 from dtrain.runs.journal import Journal, encode
+from dtrain.runs.record import Record
 from dtrain.session.caller import Caller
+from dtrain.session.reporting.observer import Observer
 from dtrain.session.stopping.control import Control
 from dtrain.session.watching import stack_requests
 from support.limits import HANG, until
@@ -58,6 +69,29 @@ def test_a_request_for_stacks_outlives_the_attempt_and_the_process_that_took_it(
             assert asked.result(HANG) == StacksReported((), ("note",))
         finally:
             control.leave()
+    claim.close()
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.events: list[RunEvent] = []
+
+    def on_event(self, event: RunEvent) -> None:
+        self.events.append(event)
+
+
+def test_a_request_for_stacks_of_a_queued_job_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder, control, heard = make_run(), Control(), Heard()
+    queued = [HostState(host, "queued") for host in Record.load(folder.path).plan.host_names]
+    folder.journal.write_bytes(b"".join(encode(0.0, one) for one in queued))
+    claim = folder.claim()
+    assert claim is not None
+    control.leave()
+    assert existing.stacks(folder, Caller(heard, control)) is LEFT
+    assert NoticeShown(f"run {folder.name} is queued: no worker runs yet") in heard.events
     claim.close()
 
 

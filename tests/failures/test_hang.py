@@ -30,8 +30,8 @@ Python v3.11.7 (/usr/bin/python3.11)
 Thread 4242 (idle): "MainThread"
     all_reduce (torch/distributed/distributed_c10d.py:3000)
     wrapper (torch/distributed/c10d_logger.py:81)
-    step (train.py:40)
-    <module> (train.py:60)
+    step (/home/me/gpt (old)/train.py:40)
+    <module> (/home/me/gpt (old)/train.py:60)
 Thread 4250 (idle): "Thread-1"
     wait (threading.py:320)
 """
@@ -53,6 +53,7 @@ Current thread 0x00007f9c2b435b80 (most recent call first):
 def test_py_spy() -> None:
     frames = stack(SPY)
     assert frames[0] == Frame("torch/distributed/distributed_c10d.py", 3000, "all_reduce")
+    assert frames[-1] == Frame("/home/me/gpt (old)/train.py", 60, "<module>")
     assert len(frames) == 4
 
 

@@ -29,6 +29,7 @@ from dtrain.runs.events import (
 )
 from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
+from dtrain.runs.status import status
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.follow import POLL, RunFollower, ending
@@ -81,6 +82,8 @@ def stacks(folder: RunFolder, caller: Caller) -> StacksReported | Report:
     """
     if ending(folder) is not None:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
+    if status(folder).state == "queued":
+        caller.observer.notice(f"run {folder.name} is queued: no worker runs yet")
     asking = _Asking(folder, caller)
     report = attach(folder, replace(caller, observer=asking), asking.ask)
     return asking.answer or report

@@ -16,7 +16,7 @@ _THREAD = re.compile(
     r"^(?P<current>Current t|T)hread 0x[0-9a-f].*\(most recent call first\):$", re.MULTILINE
 )
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}) in (?P<function>.+)$')
-_SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>[^()\n]+):(?P<line>\d{1,9})\)$")
+_SPY_FRAME = re.compile(r"^ {4}(?P<function>[^(\n]+) \((?P<file>[^\n]+):(?P<line>\d{1,9})\)$")
 _FOLDER = re.compile(r"\(.*/")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|\.zip/dtrain/runtime/|^<")
 _WRAPPER = re.compile(r"\w*wrap\w*|inner|decorate_\w+|_fn|_?call_impl|__call__|error_handler")
