@@ -4,7 +4,6 @@ the server requires them."""
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +14,16 @@ import paramiko
 from paramiko.common import cMSG_USERAUTH_REQUEST
 from paramiko.ssh_exception import BadAuthenticationType
 
-from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.host_login import HostLogin, OtherHostKeyError, own_host_keys
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
 from dtrain.transport.kerberos import Context
-from dtrain.transport.keys import (
-    AGENT_ONLY,
-    NOT_SIGNED,
-    Keyring,
-    OfferedKey,
-    PublicKey,
-    UnusableKeyError,
-)
+from dtrain.transport.keys import Keyring, OfferedKey, PublicKey, UnusableKeyError
 from dtrain.transport.login_handler import LoginHandler, MethodHandler
 from dtrain.transport.login_methods import HOST, KEY, QUESTIONS, TICKET, LoginMethodError
 from dtrain.transport.questions import Ask, never
+from dtrain.transport.refused_login import LoginAttempt, refused
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.ssh_transport import ClientTransport
 from dtrain.transport.ticket_login import TicketLogin
@@ -44,17 +36,6 @@ END_SECONDS = 2.0
 MOST_SAID = 300
 """Bytes of a server's words that a message shows."""
 
-_NAMES = {
-    KEY: "a key",
-    TICKET: "a Kerberos ticket",
-    HOST: "the host key of this machine",
-}
-_SHORT = {TICKET: "Kerberos", HOST: "host-based"}
-_WAYS = {
-    TICKET: "run `kinit` and set `GSSAPIAuthentication yes`",
-    HOST: "set `HostbasedAuthentication yes`",
-}
-"""What allows a method that the server accepts."""
 _PK_OK = 60
 """SSH_MSG_USERAUTH_PK_OK. paramiko defines this number only with its other meaning."""
 
@@ -96,45 +77,25 @@ def authenticate(
                 return
         else:
             break
-    raise _refused(endpoint, candidates, left_out, attempt)
+    raise refused(endpoint, candidates, left_out, attempt)
 
 
-class _Login:
+class _Login(LoginAttempt):
     def __init__(self, transport: ClientTransport, endpoint: Endpoint, timeout: float) -> None:
+        super().__init__()
         self._transport = transport
         self._endpoint = endpoint
         self._deadline = time.monotonic() + timeout
         self._excused = 0.0
-        self.interactions = 0
-        """How often the server was asked for its questions."""
         self._patience = RESPONSE_TIMEOUT
-        self.asked = False
-        """Whether the user answered a question, of the server or of the agent."""
-        self.methods: list[str] | None = None
-        """The methods that the server accepts next. None if it has not listed them yet."""
-        self.passed: list[str] = []
-        """The methods that the server accepted but that were not sufficient."""
-        self.tried: list[str] = []
-        """The keys that the server refused."""
-        self.acceptable = ""
-        """The latest key, if the server would accept it."""
         self.untried = [method for method in endpoint.methods if method != QUESTIONS]
         """The methods still to try, in order. Questions come last: the user answers them."""
-        self.problems: dict[str, LoginMethodError] = {}
-        """Why those that were tried did not lead to a login."""
-        self.unanswered = ""
-        """Why the server's questions did not lead to a login."""
-        self.hung_up = ""
-        """Why the server closed the connection after a refused key or an answer of the user."""
 
     def with_nothing(self) -> bool:
         """Log in without credentials. Some servers (Tailscale) already know the user. Other
         servers reply with their methods."""
         handler = LoginHandler(self._transport)
         return self._request("none", handler, partial(handler.auth_none, self._endpoint.user))
-
-    def may_use(self, method: str) -> bool:
-        return method == KEY if self.methods is None else method in self.methods
 
     def with_proof(self, method: str) -> bool:
         """Log in with a ticket or a host key."""
@@ -384,91 +345,3 @@ class _Query(LoginHandler):
         table = dict(super()._client_handler_table)  # type: ignore[misc]
         table[_PK_OK] = self._parse_pk_ok
         return table
-
-
-def _refused(
-    endpoint: Endpoint, candidates: list[OfferedKey], left_out: list[str], attempt: _Login
-) -> AuthError:
-    paths = [candidate.path for candidate in candidates if candidate.path]
-    hint = f"check whether `{endpoint.command}` works; if not, install a key with "
-    hint += f"`{endpoint.copy_id(paths[0] if paths else None)}` or load one with `ssh-add`"
-    wanted = " or ".join(attempt.methods or [])
-    problems = {_SHORT[method]: str(problem) for method, problem in attempt.problems.items()}
-    if attempt.unanswered:
-        problems[QUESTIONS] = attempt.unanswered
-    why = "".join(f" ({name}: {problem})" for name, problem in problems.items())
-    if attempt.methods == []:
-        reason = "it allows no authentication method"
-        hint = "check AuthenticationMethods and PubkeyAuthentication in its sshd_config"
-    elif attempt.interactions and attempt.asked and attempt.hung_up:
-        reason = f"it closed the connection during its questions ({attempt.hung_up})"
-        hint = f"try again, or check whether `{endpoint.command}` works"
-    elif attempt.acceptable and attempt.hung_up:
-        reason = f"it accepted {attempt.acceptable}, but closed the connection ({attempt.hung_up})"
-        hint = "check the account there, such as with `chage -l`, and the log of its sshd"
-    elif attempt.hung_up:
-        keys = f"{len(attempt.tried)} refused keys: {'; '.join(attempt.tried)}"
-        reason = f"it closed the connection after {keys if attempt.tried else 'a refusal'}{why}"
-        hint = "set `identity` under `ssh` in the cluster file to the right key"
-    elif attempt.passed:
-        passed = [_NAMES.get(name, name) for name in attempt.passed]
-        accepted = " and ".join(dict.fromkeys(passed))
-        reason = f"it accepted {accepted} but also requires {wanted}{why}"
-        hint = _methods_hint(attempt)
-    elif not attempt.may_use(KEY):
-        reason = f"it accepts no keys, only {wanted}{why}"
-        hint = _methods_hint(attempt)
-    elif KEY not in endpoint.methods:
-        names = " or ".join(_NAMES[name] for name in (TICKET, HOST) if name in endpoint.methods)
-        reason = f"ssh's configuration allows only {names}{why}"
-        hint = f"check whether `{endpoint.command}` works"
-    elif attempt.tried:
-        reason = f"it refused every key: {'; '.join(attempt.tried)}{why}"
-    else:
-        reason = f"no key to offer{why}"
-        hint = f"create a key with `ssh-keygen` and install it with `{endpoint.copy_id(None)}`"
-        hint += ", or load one with `ssh-add`"
-    if any(entry.endswith(NOT_SIGNED) for entry in left_out):
-        hint = (
-            f"confirm the login when the agent asks, and check whether `{endpoint.command}` works"
-        )
-    if left_out:
-        reason += f" (not tried: {'; '.join(left_out)})"
-        locked = [entry for entry in left_out if ": encrypted" in entry]
-        unloaded = [*locked, *(entry for entry in left_out if entry.endswith(AGENT_ONLY))]
-        if unloaded and attempt.may_use(KEY):
-            files = [
-                str(path)
-                for path in endpoint.identities
-                if any(entry.startswith((f"{path}: ", f"{path} (")) for entry in unloaded)
-            ]
-            load = f"load the key with `{shlex.join(['ssh-add', *files])}`"
-            if attempt.tried:
-                hint = f"{load}, then {hint}"
-            else:
-                hint = f"{load}, or run dtrain in a terminal" if locked else load
-        elif endpoint.identities_first and any(
-            entry.startswith(f"{path}: ") for path in endpoint.identities for entry in left_out
-        ):
-            hint = "correct `identity` under `ssh` in the cluster file, or the file that it names"
-    keys_may_help = KEY in endpoint.methods and attempt.may_use(KEY)
-    if attempt.hung_up and not attempt.tried:
-        keys_may_help = False  # the others come first
-    hints = [problem.hint for problem in attempt.problems.values() if problem.hint]
-    if keys_may_help or not attempt.problems:
-        hints.append(hint)
-    hint = ", or ".join(hints) or f"check whether `{endpoint.command}` works"
-    error = endpoint.error(AuthError, reason, hint=hint)
-    error.asked = attempt.asked
-    return error
-
-
-def _methods_hint(attempt: _Login) -> str:
-    if not attempt.may_use(QUESTIONS):
-        ways = ", or ".join(way for method, way in _WAYS.items() if attempt.may_use(method))
-        if ways:
-            return f"{ways} in ssh's configuration"
-        return "dtrain sends no passwords: configure sshd to accept only a key from this user"
-    if attempt.asked:
-        return "try again, or configure sshd to accept only a key from this user"
-    return "run dtrain in a terminal, or configure sshd to accept only a key from this user"
