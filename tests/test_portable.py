@@ -23,6 +23,7 @@ SHARED = (
     "launchers",
     "listening",
     "programs",
+    "revision",
     "protocol",
     "runtime_archive",
     "trust",

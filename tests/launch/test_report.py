@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from typing import Any
 
 import pytest
 
@@ -94,3 +96,30 @@ def test_the_report_has_the_losses_of_the_run(scene: Scene) -> None:
     both = scene.command("report", run, run).wait()
     assert both.code == 0, both
     assert "1.00" in both.stdout
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["on the hosts", "sent"])
+def test_the_report_names_the_code(scene: Scene, sent: bool) -> None:
+    code = scene.folder / "code"
+    code.mkdir()
+    scene.script("print('step')", "code/train.py")
+    author = ["-c", "user.name=ml", "-c", "user.email=ml@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", str(code), *words], check=True)
+    job: dict[str, Any] = {"workdir": str(code)}
+    if sent:
+        job = {"workdir": str(scene.folder / "copy"), "sync": {"source": str(code)}}
+    cluster = scene.cluster_file("train.py", framework="none", **job)
+    runs: list[str] = []
+    for text in ("print('step')", "print('other step')"):
+        scene.script(text, "code/train.py")
+        assert scene.run(cluster).code == 0
+        runs += {folder.name for folder in (scene.home / "runs").iterdir()} - {*runs}
+    first, second = runs
+    shown = scene.command("report", first, second, "--json").wait()
+    before, after = (run["code"] for run in json.loads(shown.stdout)["runs"])
+    assert (before["commit"], before["changed"]) == (after["commit"], [])
+    assert after["changed"] == ["train.py"]
+    compared = scene.command("report", first, second).wait().stdout
+    commit = before["commit"][:12]
+    assert f"- code: commit {commit}\n+ code: commit {commit}, changed: train.py\n" in compared

@@ -156,7 +156,7 @@ def test_a_disconnected_reader_ends_only_the_relay(host: Node) -> None:
     agent.until(lambda: agent.text("worker-0.out"))
     agent.close_stdin()
     assert agent.wait() == 0
-    assert host.processes("sleep")
+    until(lambda: host.processes("sleep"))
     second = host.attach()
     second.command("kill")
     second.expect("bye")

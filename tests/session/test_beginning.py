@@ -80,7 +80,7 @@ def test_a_run_that_cannot_be_recorded_leaves_no_folder(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # as on a full disk
     try:
-        with pytest.raises(StorageError), new_run(asked, Caller()):
+        with pytest.raises(StorageError), new_run(asked, Caller(), None):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -273,6 +273,7 @@ class Node:
             "interval": 0.0,
             "workdir": str(self.workdir),
             "script": None,
+            "code": None,
             "python": None,
             "setup": [],
             "environment": {},

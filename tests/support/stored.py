@@ -14,6 +14,7 @@ from dtrain.failures.kernel import KernelMessage
 from dtrain.failures.stacks import StackGroup
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
+from dtrain.messages.agent import Revision
 from dtrain.runs import events, journal, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
@@ -77,6 +78,7 @@ EVENTS = (
     events.Notified("restarted", 1),
     events.Cleaned(("n3: lost",), "stop it again"),
     events.HostsAllocated(("n1", "n2")),
+    events.CodeSent(Revision("3f2a9c", ("train.py",), 1, "8d01ab3f")),
 )
 END = events.Finished(REPORT)
 

@@ -10,9 +10,9 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from dtrain.framing import clean
+from dtrain.messages.agent import Revision
 from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.measured import Difference
-from dtrain.runs.request import Request
 from dtrain.runs.summary import Summary
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -40,6 +40,8 @@ TITLES = {
 """The name of each class of time."""
 CHANGES = 20
 """Lines of a comparison that show how the requests differ."""
+CHANGED = 5
+"""Changed files that are named."""
 EVENTS = 20
 """Events that the text shows, the last ones."""
 
@@ -79,6 +81,7 @@ def facts(run: Summary) -> list[tuple[str, str]]:
         ("Launcher", "" if run.attended else f"none; {attach_hint(run.record.run)}"),
         ("Took", names.spent(run.until - run.began)),
         ("Hosts", f"{names.hosts(run.hosts)}: {counted(run.workers, 'worker')}{gpus}"),
+        ("Code", code(run.code) if run.code is not None else ""),
         ("Steps", f"{last:,}" if last is not None else ""),
         ("Loss", f"{losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""),
         ("Speed", ", ".join(speed)),
@@ -96,6 +99,15 @@ def facts(run: Summary) -> list[tuple[str, str]]:
         ),
     ]
     return [(title, text) for title, text in found if text]
+
+
+def code(known: Revision) -> str:
+    """A commit, and the files that differ from it."""
+    files = list(known.changed[:CHANGED])
+    if rest := len(known.changed) + known.more - len(files):
+        files.append(f"{rest:,} more")
+    changed = f", changed: {', '.join(files)}" if files else ""
+    return f"commit {known.commit[:12]}{changed}"
 
 
 def _last_step(run: Summary) -> int | None:
@@ -208,17 +220,22 @@ def comparison(first: Summary, second: Summary, paper: Paper) -> str:
 
 def _changes(first: Summary, second: Summary) -> list[str]:
     """The lines of the requests that differ: those of the first with ``-``, of the second ``+``."""
-    before, after = (_request(run.record.request) for run in (first, second))
+    before, after = (_origin(run) for run in (first, second))
     lines = [*unified_diff(before, after, n=0, lineterm="")][2:]  # without the names of files
     changes = [f"{line[:1]} {line[1:]}" for line in lines if not line.startswith("@@")]
     more = len(changes) - CHANGES
     return [*changes[:CHANGES], *([f"and {counted(more, 'more line')}"] if more > 0 else [])]
 
 
-def _request(request: Request) -> list[str]:
+def _origin(run: Summary) -> list[str]:
+    """What the run was launched with."""
+    request = run.record.request
     settings = [f"--set {shlex.quote(one)}" for one in request.settings]
     args = [f"args: {shlex.join(request.args)}"] if request.args else []
-    return [*request.text.splitlines(), *settings, *args]
+    found = [f"code: {code(run.code)}"] if run.code is not None else []
+    if run.code is not None and run.code.digest:
+        found.append(f"code: digest of its changes {run.code.digest}")
+    return [*request.text.splitlines(), *settings, *args, *found]
 
 
 _Show = Callable[[float | None], str]
@@ -269,6 +286,7 @@ def _document(run: Summary) -> dict[str, Any]:
         "hosts": list(run.hosts),
         "workers": run.workers,
         "gpus": run.gpus,
+        "code": asdict(run.code) if run.code is not None else None,
         "goodput": {
             "share": run.goodput.share,
             "wall_s": run.goodput.wall,

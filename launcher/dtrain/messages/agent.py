@@ -35,6 +35,19 @@ class Survivor:
     name: Name
 
 
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """What Git knows of the job's code, see `dtrain.node.revision`."""
+
+    commit: Annotated[str, Length(64)]
+    changed: Annotated[tuple[Name, ...], Length(100)] = ()
+    """Files that differ from the commit, or that it does not have, relative to the repository."""
+    more: Annotated[int, Range(0, 10**9)] = 0
+    """How many others there are."""
+    digest: Annotated[str, Length(64)] = ""
+    """Of the content of ``changed``; empty without any."""
+
+
 # Events -------------------------------------------------------------------------------------------
 
 
@@ -118,6 +131,14 @@ class Exited(Event):
         """Whether it has not finished its work. A process that was stopped has not, even if its
         status is 0."""
         return self.code != 0 or self.stopping
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFound(Event):
+    """The job's code on the first host, at the start of an attempt."""
+
+    kind = "code"
+    revision: Revision
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dtrain.failures.stacks import StackGroup
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.agent import Offset, Time
+from dtrain.messages.agent import Offset, Revision, Time
 from dtrain.messages.decode import MAX_ITEMS, Length, ProtocolError, Range, decode
 from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass, shallow
@@ -69,6 +69,14 @@ class LauncherAttached(JournalEvent):
     """Another process on this machine has taken charge of the run."""
 
     kind = "attached"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSent(JournalEvent):
+    """The code that all hosts get, by ``job.sync``."""
+
+    kind = "code"
+    revision: Revision
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import Straggler
+from dtrain.messages.agent import CodeFound, Revision, read_event
+from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
 from dtrain.runs import events, telemetry
@@ -54,6 +57,8 @@ class Summary:
     """All hosts that it has used."""
     workers: int
     gpus: int
+    code: Revision | None
+    """The job's code at the start of the last attempt; None if Git does not know it."""
     began: float
     ended: float | None
     """None while it runs, or if its launcher is gone."""
@@ -132,6 +137,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
         hosts=hosts,
         workers=plan.world_size,
         gpus=gpus,
+        code=_code(records),
         began=records[0][0] if records else record.started,
         ended=known.ended,
         until=until,
@@ -176,6 +182,19 @@ def _hosts(records: Records) -> tuple[str, ...]:
     allocated = [one.hosts for one in seen if isinstance(one, events.HostsAllocated)]
     named = [one.hosts for one in seen if isinstance(one, events.RunStarted | events.NextAttempt)]
     return tuple(dict.fromkeys(chain.from_iterable(allocated or named)))
+
+
+def _code(records: Records) -> Revision | None:
+    found = None
+    for _, event in records:
+        match event:
+            case events.CodeSent(sent):
+                found = sent
+            case events.HostEvent(said={"event": CodeFound.kind} as said):
+                with suppress(ProtocolError):  # a damaged journal
+                    if isinstance(on_host := read_event(said), CodeFound):
+                        found = on_host.revision
+    return found
 
 
 def _events(records: Sequence[tuple[float, events.JournalEvent]]) -> list[TimelineEntry]:

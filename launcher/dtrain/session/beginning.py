@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 from dtrain.diagnostics import UsageError
+from dtrain.messages.agent import Revision
+from dtrain.messages.decode import decode
+from dtrain.node.revision import revision
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
@@ -28,8 +33,11 @@ from dtrain.sync import Tree, local_folder, scan
 
 
 @contextmanager
-def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolder]]:
+def new_run(
+    request: Request, caller: Caller, tree: Tree | None
+) -> Iterator[tuple[Record, RunFolder]]:
     """Give the run a name, a folder and a record, and be in charge of it inside the context.
+    ``tree``: the files of ``job.sync``.
 
     Raises StorageError if this machine cannot store the run's files.
     """
@@ -50,9 +58,22 @@ def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolde
             raise
         plan = record.plan
         caller.observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
-        Journal(folder.journal).write(begun, events.RunStarted(plan.host_names))
+        journal = Journal(folder.journal)
+        journal.write(begun, events.RunStarted(plan.host_names))
+        found = revision(os.fsencode(tree.source), _start) if tree is not None else None
+        if found is not None:
+            journal.write(begun, events.CodeSent(decode(Revision, found, "code")))
         with listening(folder, caller.control):
             yield record, folder
+
+
+def _start(argv: list[bytes]) -> subprocess.Popen[bytes]:
+    # A hook of Git has variables that name its own repository.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # In a session of its own, Ctrl-C does not end it half-way.
+    return subprocess.Popen(
+        argv, env=env, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, start_new_session=True
+    )
 
 
 @contextmanager

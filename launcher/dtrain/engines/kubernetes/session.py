@@ -53,7 +53,7 @@ class KubernetesEngine:
         plan = build(spec)
         files = config_files(tree, render(plan))
         allow_files(len(plan.hosts) * CONNECTIONS)
-        with new_run(self._request, self._caller) as (record, folder):
+        with new_run(self._request, self._caller, tree) as (record, folder):
             job = KubernetesJob(record, folder, self._caller, secret_values)
             # Saved first: a process that takes over finds what was created.
             job.change(job_id=job.name, context=client.context, namespace=client.namespace)

@@ -48,7 +48,7 @@ class SlurmEngine:
     def run(self, secret_values: Mapping[str, str]) -> Report:
         spec = self._request.spec()
         tree = files_to_send(self._request, spec, self._caller.control)
-        with new_run(self._request, self._caller) as (record, folder):
+        with new_run(self._request, self._caller, tree) as (record, folder):
             login = Login(self._transport, record)
             job = SlurmJob(record, folder, self._caller, secret_values)
             plan = job.plan

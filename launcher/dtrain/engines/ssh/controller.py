@@ -73,7 +73,7 @@ class SshEngine:
         folder to sync cannot be read. In both cases nothing has been started.
         """
         self._tree = files_to_send(self._request, self._spec, self._caller.control)
-        with new_run(self._request, self._caller) as (record, folder):
+        with new_run(self._request, self._caller, self._tree) as (record, folder):
             run = Run(record, folder, self._caller, secret_values)
             for notice in self._tree.notices if self._tree is not None else ():
                 run.recorder.notice(notice)

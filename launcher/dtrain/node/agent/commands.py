@@ -47,6 +47,8 @@ class LaunchRequest(RunRequest):
     op: Literal["launch"]
     workdir: str
     script: str | None
+    code: str | None
+    """The folder whose Git commit the host reports, relative to ``workdir``."""
     python: str | None
     setup: list[str]
     environment: dict[str, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 
@@ -11,11 +12,14 @@ from dtrain.node.agent.kernel_log import KernelLog
 from dtrain.node.agent.nccl_ras import query
 from dtrain.node.agent.processes import Proc
 from dtrain.node.agent.stacks import abort_all, spy
-from dtrain.node.agent.wire import shown
+from dtrain.node.agent.sweep import HELPERS, start_helper
+from dtrain.node.agent.wire import raw, shown
 from dtrain.node.files import listed
+from dtrain.node.revision import revision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from typing import Any, Protocol
 
     from dtrain.node.agent.wire import Json
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 EVIDENCE_LIMIT = 5.0
 """Seconds that the end of a run waits for evidence of its cause."""
+REVISION_LIMIT = 1.0
+"""Seconds that it waits for Git: the job may be over before Git has compared all files."""
 
 
 class Diagnosis:
@@ -38,6 +44,7 @@ class Diagnosis:
         self._events, self._flights, self._ras_address = events, flights, ras_address
         self._kernel_log = KernelLog()
         self._thread: threading.Thread | None = None
+        self._revision: threading.Thread | None = None
         self._evidence_wanted = False
 
     def collect_stacks(self, processes: list[tuple[Json, Proc]], abort: bool, ras: bool) -> None:
@@ -49,6 +56,16 @@ class Diagnosis:
             thread.start()
         except RuntimeError:  # too many threads
             self._events.append("stacks_done")
+
+    def collect_revision(self, workdir: bytes, code: str | None) -> None:
+        """Report the Git commit of the folder ``code``, if there is one, in the background."""
+        if code is None:
+            return
+        folder = os.path.join(workdir, os.path.expanduser(raw(code)))
+        thread = threading.Thread(target=self._report_revision, args=(folder,), daemon=True)
+        with contextlib.suppress(RuntimeError):  # too many threads
+            thread.start()
+            self._revision = thread
 
     def want_evidence(self) -> None:
         """Have the next `poll` collect evidence: a process has failed, or the run stops."""
@@ -65,6 +82,8 @@ class Diagnosis:
     def finish(self) -> None:
         """Wait up to `EVIDENCE_LIMIT` seconds until all evidence is reported."""
         deadline = time.monotonic() + EVIDENCE_LIMIT
+        if self._revision is not None:
+            self._revision.join(REVISION_LIMIT)
         while True:
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -76,6 +95,19 @@ class Diagnosis:
 
     def _is_collecting(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def _report_revision(self, folder: bytes) -> None:
+        helpers: list[subprocess.Popen[bytes]] = []
+
+        def start(argv: list[bytes]) -> subprocess.Popen[bytes]:
+            helpers.append(start_helper(argv))
+            return helpers[-1]
+
+        found = revision(folder, start)
+        for helper in helpers:
+            HELPERS.discard(helper.pid)
+        if found is not None:
+            self._events.append("code", revision=found)
 
     def _report_stacks(self, processes: list[tuple[Json, Proc]], abort: bool, ras: bool) -> None:
         """Report what py-spy and torch's flight recorder show. With ``abort``, processes that

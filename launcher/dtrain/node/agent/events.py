@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_EVENT = MAX_PAYLOAD // 2
 """Bytes of one event, which must fit into a message."""
-EVIDENCE = ("kernel", "stack", "collectives", "ras")
+EVIDENCE = ("code", "kernel", "stack", "collectives", "ras")
 """Long events that a run may lose."""
 SPARE = 32 << 10
 """Bytes that they, and the details of others, leave free: a full disk must not hide how a run

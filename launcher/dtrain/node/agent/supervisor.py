@@ -172,6 +172,7 @@ class Supervisor:
             self._workers[worker.pid] = worker
             self._groups.add(worker.pid)
             self._events.append("started", **worker.identity(), pid=worker.pid)
+        self._diagnosis.collect_revision(self._workdir, self._request["code"])
         folder = os.dup(prepared.folder_fd)
         # The sampler's thread calls this once a second, so without a scan.
         running = partial(self._processes, scan=False)
@@ -351,8 +352,7 @@ class Supervisor:
             reason = str(command.get("reason") or "asked by the launcher")
             self._stop(reason, float(grace), asked=True)
         elif op == "stacks":
-            abort = bool(command.get("abort"))
-            ras = bool(command.get("ras"))
+            abort, ras = bool(command.get("abort")), bool(command.get("ras"))
             self._diagnosis.collect_stacks(self._processes(scan=True), abort, ras)
         elif op in ("kill", "abort"):
             self._stop("asked by the launcher", 0.0, asked=True)

@@ -56,7 +56,7 @@ TAG = b"DTRAIN_RUN_ID", b"DTRAIN_HOST", b"DTRAIN_RUN_DIR"
 """The variables of `Tag`."""
 
 
-def start_helper(argv: list[str]) -> subprocess.Popen[bytes]:
+def start_helper(argv: Sequence[str | bytes]) -> subprocess.Popen[bytes]:
     """Start a program whose output we read, as a child that no sweep ends. Its caller takes it out
     of `HELPERS`. Raises OSError.
 

@@ -9,6 +9,7 @@ import zlib
 
 from dtrain.node.facts.files import expand, why_unsafe
 from dtrain.node.launchers import launcher_of
+from dtrain.node.revision import CODE
 from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
     from dtrain.node.facts.orders import GatherOrder, JobOrder
 
-CODE = (".py", ".yaml", ".yml", ".json", ".toml", ".sh", ".cfg", ".ini")
 MAX_FILES = 400
 MAX_CODE = 1 << 20
 

@@ -1,0 +1,120 @@
+"""The Git commit of a folder's code, and the files that differ from it.
+
+Shipped to nodes, and the launcher imports it too: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any, Callable
+
+    Json = dict[str, Any]
+
+GIT_SECONDS = 10.0
+"""Seconds for Git to compare the files of a repository."""
+MAX_OUTPUT = 1 << 22
+"""Bytes of Git's answer that are read."""
+MAX_CHANGED = 100
+"""Changed files that are named, and read."""
+MAX_PATH = 500
+"""Characters of a name."""
+MAX_READ = 1 << 20
+"""Bytes of a changed file that its part of the digest is from."""
+CODE = (".py", ".yaml", ".yml", ".json", ".toml", ".sh", ".cfg", ".ini")
+"""Ends of the names of code."""
+_WORDS_BEFORE_PATH = {b"1": 8, b"2": 9, b"u": 10, b"?": 1}
+"""By the kind of a line, see "Porcelain Format Version 2" in git-status(1)."""
+
+
+def revision(folder: bytes, start: Callable[[list[bytes]], subprocess.Popen[bytes]]) -> Json | None:
+    """The ``commit`` that is checked out in ``folder``, the ``changed`` and new files of its
+    repository, how many ``more`` there are, and a ``digest`` of their content. None if there is no
+    repository, no commit or no Git.
+
+    ``start`` starts a program whose output can be read.
+    """
+    top = _repository(folder)
+    if top is None:
+        return None
+    # It writes nothing, and does not start the file monitor of the repository.
+    command = [b"git", b"--no-optional-locks", b"-c", b"core.fsmonitor=false", b"-C", top]
+    command += [b"status", b"--porcelain=v2", b"--branch", b"-z", b"--untracked-files=normal"]
+    try:
+        process = start(command)
+    except OSError:
+        return None
+    return _read(top, _answer(process))
+
+
+def _repository(folder: bytes) -> bytes | None:
+    """The repository that has ``folder``: without one, no program needs to start."""
+    here = os.path.realpath(folder)
+    while not os.path.exists(os.path.join(here, b".git")):
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+    return here
+
+
+def _answer(process: subprocess.Popen[bytes]) -> bytes:
+    import subprocess  # slow to import, and rarely needed
+
+    try:
+        return process.communicate(timeout=GIT_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return b""
+
+
+def _read(top: bytes, answer: bytes) -> Json | None:
+    commit, renamed = "", False
+    changed: list[bytes] = []
+    for line in answer[:MAX_OUTPUT].split(b"\0"):
+        kind = line[:1]
+        if renamed:  # the old name, which follows the new one
+            renamed = False
+        elif line.startswith(b"# branch.oid "):
+            commit = line[len(b"# branch.oid ") :].decode("ascii", "replace")[:64]
+        elif kind in _WORDS_BEFORE_PATH:
+            path = line.split(b" ", _WORDS_BEFORE_PATH[kind])[-1]
+            # Other files that Git does not know are most often output.
+            if kind != b"?" or path.endswith(tuple(map(os.fsencode, CODE))):
+                changed.append(path)
+            renamed = kind == b"2"
+    if not commit or commit == "(initial)":
+        return None
+    digest = 0
+    for path in changed[:MAX_CHANGED]:
+        digest = zlib.crc32(path + b"\0" + _content(os.path.join(top, path)), digest)
+    return {
+        "commit": commit,
+        "changed": [_shown(path) for path in changed[:MAX_CHANGED]],
+        "more": max(0, len(changed) - MAX_CHANGED),
+        "digest": "%08x" % digest if changed else "",
+    }
+
+
+def _content(path: bytes) -> bytes:
+    """The beginning of a file; of a symbolic link, its target. Empty for anything else."""
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            return os.readlink(path)
+        if stat.S_ISREG(mode):  # opening a FIFO would block
+            with open(path, "rb") as file:
+                return file.read(MAX_READ)
+    except OSError:
+        pass
+    return b""
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")[:MAX_PATH]

@@ -1,0 +1,95 @@
+"""The Git commit of a job's code, from real repositories."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.node.revision import revision
+
+
+def found(folder: Path) -> dict[str, Any] | None:
+    def start(argv: list[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    return revision(os.fsencode(folder), start)
+
+
+def git(folder: Path, *words: str) -> str:
+    author = ["-c", "user.name=ml", "-c", "user.email=ml@example.org"]
+    command = ["git", "-C", str(folder), *author, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q")
+    for name in ("train.py", "model.py", "old name.py"):
+        (tmp_path / name).write_text(f"print({name!r})\n" * 20)
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / "configs").mkdir()
+    return tmp_path
+
+
+def test_a_clean_repository(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    (repository / "loss.png").write_bytes(b"output")
+    known = {"commit": commit, "changed": [], "more": 0, "digest": ""}
+    assert found(repository) == found(repository / "configs") == known
+
+
+def test_changed_renamed_removed_and_new_files(repository: Path) -> None:
+    git(repository, "mv", "old name.py", "new name é.py")
+    (repository / "train.py").write_text("changed")
+    (repository / "model.py").unlink()
+    (repository / "layers.py").write_text("new")
+    known = found(repository / "configs")
+    assert known is not None
+    assert sorted(known["changed"]) == ["layers.py", "model.py", "new name é.py", "train.py"]
+    (repository / "train.py").write_text("CHANGED")
+    other = found(repository)
+    assert other is not None
+    assert other["digest"] != known["digest"]
+    assert {**other, "digest": known["digest"]} == known
+
+
+def test_what_cannot_be_read_counts_as_changed(repository: Path) -> None:
+    (repository / "train.py").unlink()
+    os.mkfifo(repository / "train.py")
+    (repository / "model.py").unlink()
+    (repository / "model.py").symlink_to("/nowhere")
+    known = found(repository)
+    assert known is not None
+    assert known["changed"] == ["model.py", "train.py"]
+
+
+def test_many_changed_files(repository: Path) -> None:
+    for number in range(150):
+        (repository / f"{number}.py").write_text("new")
+    known = found(repository)
+    assert known is not None
+    assert (len(known["changed"]), known["more"]) == (100, 50)
+
+
+def test_nothing_is_known_without_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    (tmp_path / "train.py").write_text("new")
+    assert found(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert found(tmp_path) is None
+
+
+def test_the_file_monitor_of_a_repository_does_not_run(repository: Path) -> None:
+    ran = repository / "ran"
+    monitor = repository / "monitor"
+    monitor.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    monitor.chmod(0o755)
+    git(repository, "config", "core.fsmonitor", str(monitor))
+    assert found(repository) is not None
+    assert not ran.exists()
