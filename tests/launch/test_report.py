@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
 from support.launching import Scene
+from support.repository import committed
 
 TRAIN = """
 import json, os, time
@@ -103,9 +103,7 @@ def test_the_report_names_the_code(scene: Scene, sent: bool) -> None:
     code = scene.folder / "code"
     code.mkdir()
     scene.script("print('step')", "code/train.py")
-    author = ["-c", "user.name=ml", "-c", "user.email=ml@example.org"]
-    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
-        subprocess.run(["git", "-C", str(code), *words], check=True)
+    commit = committed(code)
     job: dict[str, Any] = {"workdir": str(code)}
     if sent:
         job = {"workdir": str(scene.folder / "copy"), "sync": {"source": str(code)}}
@@ -118,8 +116,8 @@ def test_the_report_names_the_code(scene: Scene, sent: bool) -> None:
     first, second = runs
     shown = scene.command("report", first, second, "--json").wait()
     before, after = (run["code"] for run in json.loads(shown.stdout)["runs"])
-    assert (before["commit"], before["changed"]) == (after["commit"], [])
-    assert after["changed"] == ["train.py"]
+    assert (before["commit"], before["changed"]) == (commit, [])
+    assert (after["commit"], after["changed"]) == (commit, ["train.py"])
     compared = scene.command("report", first, second).wait().stdout
-    commit = before["commit"][:12]
-    assert f"- code: commit {commit}\n+ code: commit {commit}, changed: train.py\n" in compared
+    short = commit[:12]
+    assert f"- code: commit {short}\n+ code: commit {short}, changed: train.py\n" in compared

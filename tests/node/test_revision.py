@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dtrain.node.revision import revision
+from support.repository import committed, git
 
 
 def found(folder: Path) -> dict[str, Any] | None:
-    def start(argv: list[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-
-    return revision(os.fsencode(folder), start)
-
-
-def git(folder: Path, *words: str) -> str:
-    author = ["-c", "user.name=ml", "-c", "user.email=ml@example.org"]
-    command = ["git", "-C", str(folder), *author, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return revision(os.fsencode(folder))
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    git(tmp_path, "init", "-q")
     for name in ("train.py", "model.py", "old name.py"):
         (tmp_path / name).write_text(f"print({name!r})\n" * 20)
-    git(tmp_path, "add", "-A")
-    git(tmp_path, "commit", "-qm", "first")
+    committed(tmp_path)
     (tmp_path / "configs").mkdir()
     return tmp_path
 
@@ -83,6 +72,14 @@ def test_nothing_is_known_without_a_commit(tmp_path: Path, monkeypatch: pytest.M
     assert found(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert found(tmp_path) is None
+
+
+def test_variables_of_a_hook_do_not_count(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = found(repository)
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert found(repository) == known is not None
 
 
 def test_the_file_monitor_of_a_repository_does_not_run(repository: Path) -> None:

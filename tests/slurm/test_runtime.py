@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
 from support.cluster import Launcher
+from support.repository import committed
 from support.slurm import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
@@ -16,6 +18,7 @@ def test_workers_report_their_progress_with_the_launchers_runtime(
     slurm: Slurm, launcher: Launcher
 ) -> None:
     program = launcher.folder / "program.py"
+    commit = committed(launcher.folder)
     program.write_text(
         "import time, dtrain.runtime.job as job\n"
         "from dtrain.runtime import progress\n"
@@ -36,6 +39,9 @@ def test_workers_report_their_progress_with_the_launchers_runtime(
     (run,) = (launcher.home / "runs").iterdir()
     shown = launcher.command("ps", run.name).wait().stdout
     assert "step 8 of 8" in shown
+    (report,) = json.loads(launcher.command("report", run.name, "--json").wait().stdout)["runs"]
+    assert report["code"]["commit"] == commit
+    assert "program.py" in report["code"]["changed"]
 
 
 def test_what_workers_print_is_shown_as_progress(slurm: Slurm, launcher: Launcher) -> None:

@@ -78,7 +78,7 @@ EVENTS = (
     events.Notified("restarted", 1),
     events.Cleaned(("n3: lost",), "stop it again"),
     events.HostsAllocated(("n1", "n2")),
-    events.CodeSent(Revision("3f2a9c", ("train.py",), 1, "8d01ab3f")),
+    events.CodeKnown(Revision("3f2a9c", ("train.py",), 1, "8d01ab3f")),
 )
 END = events.Finished(REPORT)
 

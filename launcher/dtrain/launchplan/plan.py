@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 
 from dtrain.environ.template import Template
 from dtrain.launchplan import container, names
@@ -138,6 +138,15 @@ class LaunchPlan:
     def script_on_host(self) -> str | None:
         """The script, if the hosts have it: an absolute path may be one inside an image."""
         return self._on_host(self.job.script)
+
+    @property
+    def code_folder(self) -> str | None:
+        """The folder of the job's code on the hosts, relative to the working folder. None if there
+        is none that may belong to a repository."""
+        if self.job.sync is not None:
+            return None
+        folder = str(PurePosixPath(self.script_on_host or ".").parent)
+        return folder if folder != "." or self.hosts[0].workdir != "~" else None
 
     @property
     def shell_script(self) -> str | None:

@@ -12,6 +12,7 @@ from dtrain.messages.agent import (
     Name,
     Notice,
     ProgressReport,
+    Revision,
     Status,
     StreamFound,
     Telemetry,
@@ -91,6 +92,13 @@ class FromMachine:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeOnLogin:
+    """What Git on the login node knows of the job's code."""
+
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
 class Unwatched:
     """The step of the watchers ended with an error. It will be started again."""
 
@@ -116,6 +124,7 @@ SlurmMessage = (
     | Trouble
     | Cancelling
     | FromMachine
+    | CodeOnLogin
     | Unwatched
     | ScriptOutput
     | ProgramAlive
@@ -128,6 +137,7 @@ _MESSAGES: dict[str, Callable[..., SlurmMessage]] = {
     "job": JobDescribed,
     "trouble": Trouble,
     "cancelling": Cancelling,
+    "code": CodeOnLogin,
     "unwatched": Unwatched,
     "script": ScriptOutput,
     "alive": ProgramAlive,

@@ -32,7 +32,26 @@ _WORDS_BEFORE_PATH = {b"1": 8, b"2": 9, b"u": 10, b"?": 1}
 """By the kind of a line, see "Porcelain Format Version 2" in git-status(1)."""
 
 
-def revision(folder: bytes, start: Callable[[list[bytes]], subprocess.Popen[bytes]]) -> Json | None:
+def started(argv: list[bytes]) -> subprocess.Popen[bytes]:
+    """A program whose output we read. Raises OSError."""
+    import subprocess  # slow to import, and rarely needed
+
+    # A hook of Git has variables that name its own repository.
+    env = {name: value for name, value in os.environb.items() if not name.startswith(b"GIT_")}
+    # In a session of its own, Ctrl-C does not end it half-way.
+    return subprocess.Popen(
+        argv,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def revision(
+    folder: bytes, start: Callable[[list[bytes]], subprocess.Popen[bytes]] = started
+) -> Json | None:
     """The ``commit`` that is checked out in ``folder``, the ``changed`` and new files of its
     repository, how many ``more`` there are, and a ``digest`` of their content. None if there is no
     repository, no commit or no Git.
@@ -64,11 +83,11 @@ def _repository(folder: bytes) -> bytes | None:
 
 
 def _answer(process: subprocess.Popen[bytes]) -> bytes:
-    import subprocess  # slow to import, and rarely needed
+    from subprocess import TimeoutExpired
 
     try:
         return process.communicate(timeout=GIT_SECONDS)[0]
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         process.kill()
         process.communicate()
         return b""

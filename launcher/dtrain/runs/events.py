@@ -72,8 +72,8 @@ class LauncherAttached(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSent(JournalEvent):
-    """The code that all hosts get, by ``job.sync``."""
+class CodeKnown(JournalEvent):
+    """The job's code: what ``job.sync`` sends, or what a login node of Slurm has."""
 
     kind = "code"
     revision: Revision

@@ -188,8 +188,8 @@ def _code(records: Records) -> Revision | None:
     found = None
     for _, event in records:
         match event:
-            case events.CodeSent(sent):
-                found = sent
+            case events.CodeKnown(known):
+                found = known
             case events.HostEvent(said={"event": CodeFound.kind} as said):
                 with suppress(ProtocolError):  # a damaged journal
                     if isinstance(on_host := read_event(said), CodeFound):

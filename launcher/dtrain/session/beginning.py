@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 
 from dtrain.diagnostics import UsageError
 from dtrain.messages.agent import Revision
@@ -60,20 +58,11 @@ def new_run(
         caller.observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
         journal = Journal(folder.journal)
         journal.write(begun, events.RunStarted(plan.host_names))
-        found = revision(os.fsencode(tree.source), _start) if tree is not None else None
+        found = revision(os.fsencode(tree.source)) if tree is not None else None
         if found is not None:
-            journal.write(begun, events.CodeSent(decode(Revision, found, "code")))
+            journal.write(begun, events.CodeKnown(decode(Revision, found, "code")))
         with listening(folder, caller.control):
             yield record, folder
-
-
-def _start(argv: list[bytes]) -> subprocess.Popen[bytes]:
-    # A hook of Git has variables that name its own repository.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    # In a session of its own, Ctrl-C does not end it half-way.
-    return subprocess.Popen(
-        argv, env=env, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, start_new_session=True
-    )
 
 
 @contextmanager

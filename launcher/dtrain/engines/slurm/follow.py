@@ -23,6 +23,7 @@ from dtrain.messages.agent import Bye, Event, Notice, ProgressReport, StreamFoun
 from dtrain.messages.decode import answer_of
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
+from dtrain.runs.events import CodeKnown
 from dtrain.runs.storage import StorageError
 from dtrain.session.relays.liveness import PingLimit
 from dtrain.session.relays.relay import PING_SECONDS, CommandWriter, RelayChannel
@@ -225,6 +226,8 @@ class SlurmFollower:
                 job.watch.notice(host, text)
             case messages.FromMachine(host, (Telemetry() | Event()) as said):
                 job.watch.machine_said(host, said)
+            case messages.CodeOnLogin(found):
+                job.recorder.record(CodeKnown(found))
             case messages.Unwatched(text):
                 job.watch.unwatched = True
                 said = f"no telemetry, and no stacks of a hang: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from dtrain.diagnostics import NodeError
 from dtrain.engines.slurm.script import batch_options, render
@@ -97,12 +98,13 @@ def submit_order(
     record: Record, plan: LaunchPlan, workdir: str, known_secrets: Mapping[str, str]
 ) -> Submission:
     """``known_secrets`` has the secrets of the job, and others, which the job must not get."""
-    secrets = plan.job.secrets
+    secrets, code = plan.job.secrets, plan.code_folder
     return {
         "op": "submit",
         **job_order(record),
         "trust_group": plan.trust_group,
         "workdir": workdir,
+        "code": None if code is None else str(PurePosixPath(plan.hosts[0].workdir, code)),
         "script": render(plan, in_allocation=record.request.allocation is not None),
         "options": list(batch_options(plan)),
         "runtime": runtime_archive(),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from dtrain.environ.template import NodeSlot, Slot, Template
@@ -44,7 +43,7 @@ def launch_request(
         "op": "launch",
         "workdir": workdir,
         "script": plan.script_on_host,
-        "code": _code(plan, part) if part.node_rank == 0 else None,
+        "code": plan.code_folder if part.node_rank == 0 else None,
         "python": None if job.container else part.python,
         "setup": list(job.setup),
         "environment": dict(part.environment),
@@ -72,15 +71,6 @@ def launch_request(
         "on_disconnect": job.on_disconnect,
         "lease": job.lease,
     }
-
-
-def _code(plan: LaunchPlan, part: HostPlan) -> str | None:
-    """The folder of the job's code, relative to its working folder. None if there is none that may
-    belong to a repository."""
-    if plan.job.sync is not None:
-        return None
-    folder = str(PurePosixPath(plan.script_on_host or ".").parent)
-    return folder if folder != "." or part.workdir != "~" else None
 
 
 def attach_request(

@@ -22,6 +22,7 @@ from dtrain.node.agent.folder import RESERVED, expand
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw
 from dtrain.node.agent.worker_files import read_regular
+from dtrain.node.revision import revision
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
 from dtrain.node.slurm.outputs import Outputs
@@ -119,6 +120,11 @@ class JobRelay:
             if answer.status and not job.number:
                 self._channel.report("refused", **vars(answer), uncertain=uncertain)
                 return
+            if order["code"] is not None:
+                workdir, code = expand(order["workdir"]), os.path.expanduser(raw(order["code"]))
+                threading.Thread(
+                    target=self._report_code, args=(os.path.join(workdir, code),), daemon=True
+                ).start()
         self._channel.report("submitted", job=job.number or None, uncertain=uncertain)
         if not job.number:
             return
@@ -179,6 +185,11 @@ class JobRelay:
             self._trouble(job.fail(order["restart"]))
         elif order["op"] == "finish":
             self._finish_at = time.monotonic() + QUIET
+
+    def _report_code(self, folder: bytes) -> None:
+        found = revision(folder)
+        if found is not None:
+            self._channel.report("code", revision=found)
 
     def _cancel(self, job: BatchJob, kill: bool) -> bool:
         """Whether Slurm has accepted it. Otherwise it will be repeated."""

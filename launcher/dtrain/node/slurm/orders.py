@@ -51,6 +51,8 @@ class Submission(SlurmJobOrder):
     trust_group: str | None
     """A Unix group whose members may own the run's folder and write to the folders above it."""
     workdir: str
+    code: str | None
+    """The folder whose Git commit is reported, relative to ``workdir``."""
     script: str
     options: list[str]
     """Options of sbatch, which are in the script, too."""
