@@ -83,6 +83,8 @@ class KubernetesJob(FollowedRun):
         """Pods that were deleted while they ran, before any had failed, in the order of events."""
         self._stopping = False
         self._save_due = 0.0
+        self._unsaved = False
+        """Whether the position of a pod without lines has not been stored."""
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
@@ -148,8 +150,7 @@ class KubernetesJob(FollowedRun):
         output = PodOutput(self.folder, part, position, ranked=ranked)
         cursor = Cursor(position.last, position.count, position.latest)
         new = self.pods[pod.uid] = FollowedPod(pod, output, cursor, threading.Event())
-        # Before the first line, so that no line is stored twice.
-        self._positions.save()
+        self._unsaved = True
         if pod.over:
             new.over.set()
         if self.hosts.counts(pod):
@@ -179,6 +180,8 @@ class KubernetesJob(FollowedRun):
                 f"{self._host(known.pod)}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
+        if self._unsaved:  # once for many pods; before the first line, which is not stored twice
+            self._save()
         ended = len(known.output.position.ends)
         try:
             grown = known.output.keep(lines)
@@ -190,10 +193,13 @@ class KubernetesJob(FollowedRun):
             self.watch.printed(stream, piece)
         for end in known.output.position.ends[ended:]:
             self._process_ended(known, end)
-        now = time.monotonic()
-        if now >= self._save_due:
-            self._save_due = now + SAVE_SECONDS
-            self._positions.save()
+        if time.monotonic() >= self._save_due:
+            self._save()
+
+    def _save(self) -> None:
+        self._positions.save()
+        self._unsaved = False
+        self._save_due = time.monotonic() + SAVE_SECONDS
 
     def _process_ended(self, known: FollowedPod, end: ProcessEnd) -> None:
         if end.status == 0 and not end.after_term:
