@@ -26,7 +26,7 @@ from dtrain.engines.kubernetes.reading import (
     ServerNotice,
     Warned,
 )
-from dtrain.engines.kubernetes.routines import Call, Pause
+from dtrain.engines.kubernetes.routines import InThread, Pause
 from support.kubernetes.stub_stream import StubStream
 from support.limits import HANG
 
@@ -135,7 +135,7 @@ def test_pauses_between_questions_for_the_job(monkeypatch: pytest.MonkeyPatch) -
     routine = followed._run_to_end("job", "job", followed._ask_for_job)
     wait, found = next(routine), []
     while answers:
-        assert isinstance(wait, Call)
+        assert isinstance(wait, InThread)
         error = answers.pop(0)
         wait = routine.throw(error) if error else routine.send(None)
         assert isinstance(wait, Pause)

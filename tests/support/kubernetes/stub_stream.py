@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dtrain.engines.kubernetes.routines import Call, Routine
+from dtrain.engines.kubernetes.routines import InThread, Routine
 
 
 class StubStream:
@@ -19,7 +19,7 @@ class StubStream:
     def read(self) -> Routine[list[bytes]]:
         if self._first:
             return self._first.pop()
-        lines: list[bytes] = yield Call(lambda: next(self._pieces, []))
+        lines: list[bytes] = yield InThread(lambda: next(self._pieces, []))
         return lines
 
     def close(self) -> None: ...

@@ -15,7 +15,7 @@ from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
 from dtrain.engines.kubernetes.lines import Cursor, ProcessEnd
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
-from dtrain.engines.kubernetes.output import LogPosition, LogPositions, PodOutput
+from dtrain.engines.kubernetes.output import LogPositions, PodOutput
 from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.engines.kubernetes.tensorboard import show_tensorboard
 from dtrain.engines.kubernetes.watch import KubernetesWatch
@@ -83,8 +83,6 @@ class KubernetesJob(FollowedRun):
         """Pods that were deleted while they ran, before any had failed, in the order of events."""
         self._stopping = False
         self._save_due = 0.0
-        self._unsaved = False
-        """Whether the position of a pod without lines has not been stored."""
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
@@ -145,12 +143,11 @@ class KubernetesJob(FollowedRun):
             return None
         if not pod.started or removed:
             return None
-        position = self._positions.pods.setdefault(pod.uid, LogPosition())
+        position = self._positions.of(pod.uid)
         part, ranked = self.plan.hosts[pod.index], self.plan.job.ranked
         output = PodOutput(self.folder, part, position, ranked=ranked)
         cursor = Cursor(position.last, position.count, position.latest)
         new = self.pods[pod.uid] = FollowedPod(pod, output, cursor, threading.Event())
-        self._unsaved = True
         if pod.over:
             new.over.set()
         if self.hosts.counts(pod):
@@ -180,8 +177,7 @@ class KubernetesJob(FollowedRun):
                 f"{self._host(known.pod)}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
-        if self._unsaved:  # once for many pods; before the first line, which is not stored twice
-            self._save()
+        self._positions.save_new()
         ended = len(known.output.position.ends)
         try:
             grown = known.output.keep(lines)
@@ -193,13 +189,10 @@ class KubernetesJob(FollowedRun):
             self.watch.printed(stream, piece)
         for end in known.output.position.ends[ended:]:
             self._process_ended(known, end)
-        if time.monotonic() >= self._save_due:
-            self._save()
-
-    def _save(self) -> None:
-        self._positions.save()
-        self._unsaved = False
-        self._save_due = time.monotonic() + SAVE_SECONDS
+        now = time.monotonic()
+        if now >= self._save_due:
+            self._save_due = now + SAVE_SECONDS
+            self._positions.save()
 
     def _process_ended(self, known: FollowedPod, end: ProcessEnd) -> None:
         if end.status == 0 and not end.after_term:

@@ -15,7 +15,7 @@ from dtrain.diagnostics import ConnectError, UsageError
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.launched import LaunchedJob, client_of
 from dtrain.engines.kubernetes.objects import program_end
-from dtrain.engines.kubernetes.routines import Call, Pause, Readable, Routine, finish
+from dtrain.engines.kubernetes.routines import InThread, Pause, Readable, Routine, finish
 from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import answer_of, excerpt, parse_object
 from dtrain.runs.record import Record
@@ -190,7 +190,7 @@ class PodProcess:
         for _ in range(PINGS):
             if (yield Readable(connection, PING_SECONDS)):
                 return
-            yield Call(partial(self._send, b"", _PING))
+            yield InThread(partial(self._send, b"", _PING))
         self._over = True
         raise ConnectError(self._host, ATTEMPTED, "nothing answers: the network may be cut")
 

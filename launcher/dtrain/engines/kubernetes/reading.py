@@ -24,7 +24,7 @@ from dtrain.engines.kubernetes.launched import LaunchedJob
 from dtrain.engines.kubernetes.line_stream import MAX_LINE, LineStream, QuietError
 from dtrain.engines.kubernetes.lines import Cursor, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
-from dtrain.engines.kubernetes.routines import Call, Pause, Routine, Routines
+from dtrain.engines.kubernetes.routines import InThread, Pause, Routine, Routines
 from dtrain.engines.kubernetes.script import BEGINS
 from dtrain.engines.kubernetes.watcher import PodWatcher, WatcherEvent
 from dtrain.launchplan.plan import LaunchPlan
@@ -216,14 +216,14 @@ class Readers:
         backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         while True:
             try:
-                state = yield Call(self._launched.state)
+                state = yield InThread(self._launched.state)
             except NodeError as error:
                 yield from self._trouble("job", error)
                 yield Pause(backoff.next())
                 continue
             yield from self._recovered("job")
             waits = state.uid if state is not None and state.suspended else ""
-            reason = (yield Call(partial(self._queue.reason, waits))) if waits else ""
+            reason = (yield InThread(partial(self._queue.reason, waits))) if waits else ""
             yield from self._send(JobSeen(state, reason))
             yield from self._ask_for_warnings()
             backoff.reset()
@@ -240,7 +240,7 @@ class Readers:
             for name, pod in wanted:
                 fields = f"involvedObject.name={name}"
                 ask = partial(self._client.request, "GET", EVENTS, fieldSelector=fields)
-                for text in objects.warnings((yield Call(ask)), of_pod=bool(pod)):
+                for text in objects.warnings((yield InThread(ask)), of_pod=bool(pod)):
                     yield from self._send(Warned(text, pod))
 
     def _watch_pods(self) -> Routine[None]:
@@ -267,7 +267,7 @@ class Readers:
     def _list_pods(self) -> Routine[str]:
         selector = self._launched.selector
         ask = partial(self._client.request, "GET", PODS, labelSelector=selector)
-        found = objects.object_list((yield Call(ask)))
+        found = objects.object_list((yield InThread(ask)))
         yield from self._send(PodsListed(objects.pods(found)))
         return found.version
 
@@ -283,7 +283,7 @@ class Readers:
             timeoutSeconds=WATCH_SECONDS,
             allowWatchBookmarks="true",
         )
-        stream: LineStream = yield Call(watch)
+        stream: LineStream = yield InThread(watch)
         with contextlib.closing(stream):
             # Not before: a user who may list pods may not watch them.
             yield from self._recovered("pods")
@@ -436,7 +436,7 @@ class Readers:
             yield Pause(OPENING_SECONDS)
         self._opening += 1
         try:
-            return (yield Call(call))
+            return (yield InThread(call))
         finally:
             self._opening -= 1
 

@@ -4,7 +4,7 @@ A routine is a generator. It yields what it waits for, and the ``yield`` returns
 
     Readable  whether there is something to read before the time is over
     Pause     whether the event was set before the time is over
-    Call      what a call returns or raises that may block: another thread makes it
+    InThread  what a call returns or raises that may block: another thread makes it
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class InThread:
     work: Callable[[], Any]
 
 
 _Result = TypeVar("_Result")
-Routine = Generator[Readable | Pause | Call, Any, _Result]
+Routine = Generator[Readable | Pause | InThread, Any, _Result]
 
 
 class Routines:
@@ -56,7 +56,7 @@ class Routines:
         self._ready: deque[tuple[Routine[None], Callable[[], object]]] = deque()
         """Routines that go on, each with what returns or raises the answer."""
         self._waiting: dict[Routine[None], tuple[float, Readable | Pause]] = {}
-        """Until when each of the others waits, except those with a `Call`."""
+        """Until when each of the others waits, except those with a `InThread`."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -100,7 +100,7 @@ class Routines:
             wait = _advance(routine, answer)
         except StopIteration:
             return
-        if isinstance(wait, Call):
+        if isinstance(wait, InThread):
             promise: Future[object] = Future()
             promise.add_done_callback(lambda done: self._ready.append((routine, done.result)))
             blocking.run(partial(fulfil, promise, wait.work))
@@ -115,7 +115,7 @@ class Routines:
 def _nothing() -> None: ...
 
 
-def _advance(routine: Routine[Any], answer: Callable[[], object]) -> Readable | Pause | Call:
+def _advance(routine: Routine[Any], answer: Callable[[], object]) -> Readable | Pause | InThread:
     """What the routine waits for next, after an answer. Raises StopIteration."""
     try:
         found = answer()
@@ -132,7 +132,7 @@ def finish(routine: Routine[_Result], deadline: float = math.inf) -> _Result:
         while True:
             try:
                 wait = routine.send(answer)
-                while isinstance(wait, Call):
+                while isinstance(wait, InThread):
                     wait = _advance(routine, wait.work)
             except StopIteration as end:
                 result: _Result = end.value

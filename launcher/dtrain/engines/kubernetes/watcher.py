@@ -13,7 +13,7 @@ from dtrain.engines.backoff import Backoff
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.objects import Pod
 from dtrain.engines.kubernetes.pod_programs import PodConnection, PodProcess
-from dtrain.engines.kubernetes.routines import Call, Pause, Routine, finish
+from dtrain.engines.kubernetes.routines import InThread, Pause, Routine, finish
 from dtrain.engines.kubernetes.script import RUN_FOLDER
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages import pods as messages
@@ -183,7 +183,7 @@ class PodWatcher:
                         self._keep_offset(message)
                     yield from self._report(WatcherSaid(self._pod.uid, message))
         if not self._closed:
-            raise (yield Call(relay.failure))
+            raise (yield InThread(relay.failure))
 
     def _keep_offset(self, report: ProgressReport) -> None:
         """The next program goes on there."""
