@@ -179,8 +179,7 @@ def check_pod(
     if dropped := security.pop("capabilities", {}).get("drop"):
         security["capabilities"] = {"drop": dropped}
     variables = [{"name": key, "value": text} for key, text in environment.items()]
-    # Some clusters add it to pods that ask for GPUs.
-    gpus = {"key": manifest.GPUS[keys_of(plan).gpu_vendor], "operator": "Exists"}
+    gpus = manifest.gpu_toleration(keys_of(plan))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
