@@ -108,7 +108,11 @@ class Routines:
             self._ready.append((routine, _nothing))
         else:
             if isinstance(wait, Readable):
-                self._selector.register(wait.socket, selectors.EVENT_READ, routine)
+                try:
+                    self._selector.register(wait.socket, selectors.EVENT_READ, routine)
+                except (OSError, ValueError):  # it is closed: who reads finds out
+                    self._ready.append((routine, lambda: True))
+                    return
             self._waiting[routine] = time.monotonic() + wait.seconds, wait
 
 
