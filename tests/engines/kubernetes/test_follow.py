@@ -32,6 +32,7 @@ from dtrain.session.stopping.control import Control
 from dtrain.session.watching import worker_watch
 from dtrain.spec.load import parse
 from support.disks import disk, fill
+from support.kubernetes.stub_stream import StubStream
 from support.limits import HANG, until
 
 FILE = """
@@ -79,11 +80,11 @@ class Server:
     def request(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
         return self._answer(method, path)
 
-    def stream(self, path: str, **_: Any) -> Generator[list[bytes]]:
+    def stream(self, path: str, **_: Any) -> StubStream:
         if path.endswith("/log"):
-            yield from self._logs[path.split("/")[-2]]()
-        else:
-            self.closed.wait()
+            return StubStream(self._logs[path.split("/")[-2]]())
+        self.closed.wait()
+        return StubStream(lines for lines in ())
 
 
 class Shown(Observer):
@@ -520,7 +521,7 @@ def test_a_pod_that_the_watch_has_not_shown_is_read(job: KubernetesJob) -> None:
         if method == "DELETE":
             deleted.append(path)
         if path.endswith("/pods"):
-            watches = threading.current_thread().name == "dtrain-kubernetes-pods"
+            watches = threading.current_thread().name == "dtrain-blocking"
             return {"items": [] if watches or deleted else [pod("a", **ended(1))]}
         return absent(method, path) if deleted else FAILED
 

@@ -19,6 +19,7 @@ from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
 
 ANY = ("v1", "v1alpha1", "v1alpha2", "v1beta1", "v1beta2")
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 FORBIDDEN = ForbiddenError("server", "GET", "forbidden")
 
 
@@ -138,7 +139,7 @@ def test_machines_that_the_node_selector_leaves_out_do_not_count() -> None:
         return {
             "metadata": {"labels": {"zone": zone}},
             "spec": {"unschedulable": None},
-            "status": {"allocatable": {"nvidia.com/gpu": "8", "memory": "1e9"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "8", "memory": "1e9"}, **READY},
         }
 
     server = Server({"GET /api/v1/nodes": {"items": [machine("a"), machine("b"), machine("a")]}})
@@ -161,7 +162,7 @@ def test_the_machines_of_a_large_cluster_come_in_pages() -> None:
             more = {"continue": str(end)} if end < len(found["items"]) else {}
             return {"metadata": more, "items": found["items"][start:end]}
 
-    machine = {"status": {"allocatable": {"nvidia.com/gpu": "8"}}}
+    machine = {"status": {"allocatable": {"nvidia.com/gpu": "8"}, **READY}}
     server = Paging({"GET /api/v1/nodes": {"items": [{}] * 1200 + [machine] * 2}})
     assert inspect(server, gpus=8) == []
     assert sum(path.endswith("/nodes") for path, _ in server.asked) == 3

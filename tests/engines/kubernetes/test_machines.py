@@ -18,7 +18,10 @@ def machine(kind: str, gpus: int = 8, *, label: str = "nvidia.com/gpu.product", 
     return {
         "metadata": {"labels": {label: kind} if kind else {}},
         "spec": spec,
-        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}},
+        "status": {
+            "allocatable": {"nvidia.com/gpu": str(gpus)},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
     }
 
 
@@ -127,6 +130,20 @@ def test_taints_and_conditions_count(
     gpus = machines.gpus(Kubernetes("train:1", **keys))
     assert gpus.left_out == left_out
     assert len(gpus.types) == (2 if keys else 1)
+
+
+def test_taints_with_a_value_for_each_machine_are_one_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [
+        machine("L4", taints=[{"key": "owner", "value": f"team-{number}", "effect": "NoExecute"}])
+        for number in range(3)
+    ]
+    new = machine("L4")
+    new["status"]["conditions"] = []
+    why = found(monkeypatch, *nodes, new).left_out
+    reasons = "3 with the taint owner:NoExecute, 1 not ready"
+    assert why == f"4 machines with GPUs left out: {reasons}"
 
 
 @pytest.mark.parametrize(

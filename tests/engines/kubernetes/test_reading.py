@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import threading
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
@@ -13,7 +12,8 @@ import pytest
 
 from dtrain.diagnostics import ConnectError, PrepareError
 from dtrain.engines.kubernetes import reading
-from dtrain.engines.kubernetes.client import MAX_LINE, ForbiddenError, NotFoundError, QuietError
+from dtrain.engines.kubernetes.client import ForbiddenError, NotFoundError
+from dtrain.engines.kubernetes.line_stream import MAX_LINE, QuietError
 from dtrain.engines.kubernetes.lines import Cursor
 from dtrain.engines.kubernetes.reading import (
     RECOVERED,
@@ -26,6 +26,8 @@ from dtrain.engines.kubernetes.reading import (
     ServerNotice,
     Warned,
 )
+from dtrain.engines.kubernetes.routines import InThread, Pause
+from support.kubernetes.stub_stream import StubStream
 from support.limits import HANG
 
 Answer = Callable[[], Generator[list[bytes]]]
@@ -88,12 +90,12 @@ class Server:
         self.asked: list[dict[str, Any]] = []
         self.empty = threading.Event()
 
-    def stream(self, path: str, **query: Any) -> Generator[list[bytes]]:
+    def stream(self, path: str, **query: Any) -> StubStream:
         self.asked.append(query)
         answer = self._answers.pop(0)
         if not self._answers:
             self.empty.set()
-        return answer()
+        return StubStream(answer())
 
     def request(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         return {"metadata": {"resourceVersion": "5"}, "items": []}
@@ -123,36 +125,22 @@ def first_events(followed: Readers, count: int, *kinds: type[PodEvent]) -> list[
     return found
 
 
-class Pauses(threading.Event):
-    """Keeps for how long its waits are, and waits no longer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: queue.SimpleQueue[float] = queue.SimpleQueue()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is not None
-        self.seconds.put(timeout)
-        return super().wait(0.01)
-
-
 def test_pauses_between_questions_for_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short again after an answer, and after a defect, which must not keep a processor busy."""
     monkeypatch.setattr(reading, "FIRST_DELAY", 1.0)
     monkeypatch.setattr(reading, "LAST_DELAY", 15.0)
     down = ConnectError("server", "GET job", "connection refused")
-    answers: list[Exception | None] = [down, down, None, down, ValueError("a defect")]
-
-    def state() -> None:
-        if answers and (error := answers.pop(0)):
-            raise error
-
-    followed = readers(Server(lambda: one_line()))
-    followed._launched.state = state  # type: ignore[assignment, method-assign]
-    followed._stopped = pauses = Pauses()
-    followed._thread("job", "job", followed._ask_for_job)
-    found = [pauses.seconds.get(timeout=HANG) for _ in range(6)]
-    followed.stop()
+    answers: list[Exception | None] = [down, down, None, down, ValueError("a defect"), None]
+    followed = readers(Server(one_line))
+    routine = followed._run_to_end("job", "job", followed._ask_for_job)
+    wait, found = next(routine), []
+    while answers:
+        assert isinstance(wait, InThread)
+        error = answers.pop(0)
+        wait = routine.throw(error) if error else routine.send(None)
+        assert isinstance(wait, Pause)
+        found.append(wait.seconds)
+        wait = routine.send(False)
     often = reading.JOB_SECONDS
     assert found == [1, 2, often, 1, 15, often]
 

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,21 +18,16 @@ from dtrain.diagnostics import AnswerError, AuthError, ConnectError, PrepareErro
 from dtrain.engines.kubernetes import credentials
 from dtrain.engines.kubernetes.credentials import Credentials
 from dtrain.engines.kubernetes.kinds import PODS
+from dtrain.engines.kubernetes.line_stream import LineStream, QuietError
 from dtrain.messages.decode import ProtocolError, answer_of, excerpt, parse_object
 from dtrain.spec.model import Kubernetes
 
 MAX_ANSWER = 64 << 20
 """Bytes of one answer: the list of thousands of pods."""
-MAX_LINE = 1 << 20
-"""Bytes of one event of a watch, or of one line of a log; what comes after them is cut off."""
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
-STREAM_SECONDS = 330.0
-"""Seconds without a byte after which a stream ends. Its connection may be broken, or a worker is
-quiet."""
 BUSY_TRIES, BUSY_SECONDS = 5, 5.0
 """Times that a request is sent to a busy server, which names the time to wait; the longest wait."""
 EXEC_PROTOCOLS = "v5.channel.k8s.io,v4.channel.k8s.io"
-_CHUNK = 1 << 16
 
 
 class NotFoundError(PrepareError):
@@ -53,10 +48,6 @@ class ConflictError(PrepareError):
 
 class GoneError(PrepareError):
     """The server no longer has the events since the version."""
-
-
-class QuietError(ConnectError):
-    """The server has sent nothing for a long time."""
 
 
 class Client:
@@ -105,19 +96,17 @@ class Client:
         """
         path = path.format(namespace=self.namespace)
         attempted = f"{method} {path}"
-        once = partial(self._once, method, path, body, query, READ_SECONDS)
+        once = partial(self._once, method, path, body, query)
         data = self._read(self._send(once, attempted), attempted)
         with answer_of(self.host, attempted):
             return parse_object(data)
 
-    def stream(self, path: str, **query: str | int) -> Generator[list[bytes]]:
-        """The lines of an answer without an end, as they arrive, each with its newline. The last
-        one has none if it is incomplete. Raises as `request`; the lines raise ConnectError if the
-        connection breaks."""
+    def stream(self, path: str, **query: str | int) -> LineStream:
+        """An answer without an end, once it begins. Raises as `request`."""
         path = path.format(namespace=self.namespace)
         attempted = f"GET {path}"
-        once = partial(self._once, "GET", path, None, query, STREAM_SECONDS)
-        return self._lines(self._send(once, attempted), attempted)
+        once = partial(self._once, "GET", path, None, query)
+        return LineStream(self.host, attempted, self._send(once, attempted))
 
     def start(self, pod: str, container: str, argv: Sequence[str]) -> Any:
         """Start a program in a pod. The WebSocket that carries its input and output. Raises as
@@ -148,24 +137,6 @@ class Client:
             reason = excerpt(" ".join(str(error).split()))
             hint = "check that `kubectl exec POD -- true` works"
             raise ConnectError(self.host, attempted, reason, hint=hint) from None
-
-    def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:
-        import urllib3
-
-        rest = b""
-        try:
-            for chunk in answer.stream(_CHUNK):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield [line + b"\n" for line in lines]
-                rest = rest[:MAX_LINE]
-            if rest:
-                yield [rest]
-        except urllib3.exceptions.ReadTimeoutError as error:
-            raise QuietError(self.host, attempted, _words(error)) from None
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ConnectError(self.host, attempted, _words(error)) from None
-        finally:
-            answer.close()
 
     def _send(self, once: Callable[[], Any], attempted: str) -> Any:
         """The answer to a request that ``once`` sends, still to be read."""
@@ -200,7 +171,6 @@ class Client:
         path: str,
         body: Mapping[str, Any] | None,
         query: Mapping[str, str | int],
-        seconds: float,
     ) -> Any:
         import urllib3
 
@@ -223,7 +193,7 @@ class Client:
                 body=data,
                 headers=headers,
                 preload_content=False,
-                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=seconds),
+                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS),
                 retries=False,
                 redirect=False,
             )

@@ -113,13 +113,12 @@ class KubernetesFollower:
                 self._read(pod)
 
     def _handle_events(self) -> None:
-        """Wait for an event. Those that have arrived are handled together: what follows looks at
-        all pods, and hundreds of them report something each second."""
+        """Handle the events of one tick: what follows looks at all pods, and hundreds of them
+        report something each second."""
         until = time.monotonic() + TICK
         with contextlib.suppress(queue.Empty):
-            self._handle(self._readers.events.get(timeout=TICK))
-            while time.monotonic() < until:
-                self._handle(self._readers.events.get_nowait())
+            while (left := until - time.monotonic()) > 0:
+                self._handle(self._readers.events.get(timeout=left))
 
     def _handle(self, event: PodEvent) -> None:
         job = self._job

@@ -22,6 +22,7 @@ from dtrain.engines.kubernetes import (
 from dtrain.engines.kubernetes.client import Client, NotFoundError
 from dtrain.engines.kubernetes.kinds import PODS, keys_of, kubectl
 from dtrain.engines.kubernetes.objects import Pod
+from dtrain.engines.kubernetes.routines import finish
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
@@ -135,8 +136,8 @@ class ImageCheck:
 
     def _log(self, pod_path: str) -> bytes:
         read = bytearray()
-        with closing(self._client.stream(f"{pod_path}/log", limitBytes=MAX_LOG)) as lines:
-            for several in lines:
+        with closing(self._client.stream(f"{pod_path}/log", limitBytes=MAX_LOG)) as stream:
+            while several := finish(stream.read()):
                 read += b"".join(several)
                 if len(read) > MAX_LOG:
                     break
@@ -178,8 +179,7 @@ def check_pod(
     if dropped := security.pop("capabilities", {}).get("drop"):
         security["capabilities"] = {"drop": dropped}
     variables = [{"name": key, "value": text} for key, text in environment.items()]
-    # Some clusters add it to pods that ask for GPUs.
-    gpus = {"key": manifest.GPUS[keys_of(plan).gpu_vendor], "operator": "Exists"}
+    gpus = manifest.gpu_toleration(keys_of(plan))
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -15,7 +15,7 @@ from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
 from dtrain.engines.kubernetes.lines import Cursor, ProcessEnd
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
-from dtrain.engines.kubernetes.output import LogPosition, LogPositions, PodOutput
+from dtrain.engines.kubernetes.output import LogPositions, PodOutput
 from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.engines.kubernetes.tensorboard import show_tensorboard
 from dtrain.engines.kubernetes.watch import KubernetesWatch
@@ -143,13 +143,11 @@ class KubernetesJob(FollowedRun):
             return None
         if not pod.started or removed:
             return None
-        position = self._positions.pods.setdefault(pod.uid, LogPosition())
+        position = self._positions.of(pod.uid)
         part, ranked = self.plan.hosts[pod.index], self.plan.job.ranked
         output = PodOutput(self.folder, part, position, ranked=ranked)
         cursor = Cursor(position.last, position.count, position.latest)
         new = self.pods[pod.uid] = FollowedPod(pod, output, cursor, threading.Event())
-        # Before the first line, so that no line is stored twice.
-        self._positions.save()
         if pod.over:
             new.over.set()
         if self.hosts.counts(pod):
@@ -179,6 +177,7 @@ class KubernetesJob(FollowedRun):
                 f"{self._host(known.pod)}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
+        self._positions.save_new()
         ended = len(known.output.position.ends)
         try:
             grown = known.output.keep(lines)

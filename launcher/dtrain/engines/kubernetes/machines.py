@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from dtrain.engines.kubernetes.client import Client
-from dtrain.engines.kubernetes.manifest import GPUS, toleration
+from dtrain.engines.kubernetes.manifest import GPUS, gpu_toleration, toleration
 from dtrain.engines.kubernetes.objects import Condition, Word, at, object_list
 from dtrain.engines.kubernetes.quantities import amount
 from dtrain.messages.decode import answer_of
@@ -67,6 +67,8 @@ _PARTS_OF_GKE = (
 """Labels of such machines, with the type of the whole GPU."""
 _PARTITION_OF_AMD = "amd.com/compute-memory-partition"
 """Label of AMD's node labeller, such as ``cpx_nps4``. Only in the mode SPX is a device a GPU."""
+_VALUE = re.compile("=[^:]*")
+"""In a taint."""
 _OTHERS = "not selected"
 """Of machines without the labels of ``kubernetes.node_selector``."""
 
@@ -145,12 +147,11 @@ def _obstacle(
     conditions = at(machine, "status.conditions", tuple[Condition, ...]) or ()
     if not keys.node_selector.items() <= labels.items():
         return _OTHERS
-    # Most clusters let pods that ask for GPUs tolerate this taint (ExtendedResourceToleration).
-    added = f"{GPUS[keys.gpu_vendor]}:NoSchedule"
-    tolerations = [toleration(text) for text in (added, *keys.tolerations)]
+    tolerations = [gpu_toleration(keys), *map(toleration, keys.tolerations)]
     if at(machine, "spec.unschedulable", bool) and _CORDON.keeps_away(tolerations):
         return "cordoned"
-    if any(one.type == "Ready" and one.status != "True" for one in conditions):
+    # Kubernetes taints a machine without this condition, too, and kubectl shows it as Unknown.
+    if not any(one.type == "Ready" and one.status == "True" for one in conditions):
         return "not ready"
     # The queue's ResourceFlavor, and the runtime of a TrainJob, may add tolerations.
     if not keys.queue and keys.api == "jobset":
@@ -162,9 +163,16 @@ def _obstacle(
 
 def left_out(found: Iterable[KubernetesMachine]) -> str:
     """How many machines with whole GPUs do not count for the job, and why; empty if all count."""
-    why = Counter(one.obstacle for one in found if one.gpus and one.obstacle not in ("", _OTHERS))
-    if not why:
+    kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in found:
+        if one.gpus and one.obstacle not in ("", _OTHERS):
+            kinds[_VALUE.sub("", one.obstacle)][one.obstacle] += 1
+    if not kinds:
         return ""
+    # Each machine may have a value of its own.
+    why = Counter(
+        {kind if len(each) > 1 else next(iter(each)): each.total() for kind, each in kinds.items()}
+    )
     reasons = ", ".join(f"{count} {obstacle}" for obstacle, count in why.most_common())
     return f"{counted(why.total(), 'machine')} with GPUs left out: {reasons}"
 

@@ -275,6 +275,11 @@ def toleration(text: str) -> Object:
     return toleration | ({"effect": parts["effect"]} if parts.get("effect") else {})
 
 
+def gpu_toleration(keys: Kubernetes) -> Object:
+    """What most clusters add to pods that ask for GPUs (ExtendedResourceToleration)."""
+    return toleration(f"{GPUS[keys.gpu_vendor]}:NoSchedule")
+
+
 def _topology(keys: Kubernetes) -> Mapping[str, str]:
     if keys.topology is None:
         return {}

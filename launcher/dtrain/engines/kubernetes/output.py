@@ -55,6 +55,18 @@ class LogPositions:
         self._path = folder / FILE
         stored = read_object(self._path, SCHEMA, MAX_BYTES, _read_positions)
         self.pods: dict[str, LogPosition] = stored or {}
+        self._has_new = False
+
+    def of(self, uid: str) -> LogPosition:
+        """The position of a pod."""
+        self._has_new |= uid not in self.pods
+        return self.pods.setdefault(uid, LogPosition())
+
+    def save_new(self) -> None:
+        """Save the positions of all new pods at once: before their first line, so that no line is
+        stored twice. Raises StorageError."""
+        if self._has_new:
+            self.save()
 
     def save(self) -> None:
         """Readers never see half of the file. Raises StorageError.
@@ -65,6 +77,7 @@ class LogPositions:
         pods = {uid: asdict(position) for uid, position in self.pods.items()}
         with storing(self._path):
             write_object(self._path, {"schema": SCHEMA, "pods": pods}, durable=True)
+        self._has_new = False
 
 
 def _read_positions(body: Mapping[str, Any]) -> dict[str, LogPosition]:

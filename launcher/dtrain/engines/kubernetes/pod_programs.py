@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-import select
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dtrain.diagnostics import ConnectError, UsageError
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.launched import LaunchedJob, client_of
 from dtrain.engines.kubernetes.objects import program_end
+from dtrain.engines.kubernetes.routines import InThread, Pause, Readable, Routine, finish
 from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import answer_of, excerpt, parse_object
 from dtrain.runs.record import Record
@@ -35,6 +36,8 @@ PING_SECONDS = 5.0
 """Seconds without a byte until a ping is sent, as `kubectl` does: proxies end idle connections."""
 PINGS = 12
 """The pings after which a connection without an answer is given up."""
+LOCKED_SECONDS = 0.02
+"""Seconds until a reader tries again to get a connection that is being written to."""
 
 
 class PodTransport:
@@ -136,51 +139,58 @@ class PodProcess:
 
     def read(self, size: int = 1 << 18) -> bytes:
         """``size`` is not a limit: a message is at most as long as the API server sends it."""
-        return self._next(None)
+        return finish(self.reading())
 
-    def _next(self, deadline: float | None) -> bytes:
-        """As `read`. Raises TimeoutError after ``deadline``, in seconds of the monotonic clock."""
-        import websocket
-
+    def reading(self) -> Routine[bytes]:
+        """As `read`."""
         while not self._over:
-            self._wait(deadline)
+            yield from self._wait()
+            # Who writes may have to wait.
+            while not self._lock.acquire(blocking=False):
+                yield Pause(LOCKED_SECONDS)
             try:
-                with self._lock:
-                    self._web_socket.settimeout(0)
-                    kind, message = self._web_socket.recv_data(control_frame=True)
-            except (ssl.SSLWantReadError, BlockingIOError):
-                continue  # the rest of a message is missing
-            except (websocket.WebSocketException, OSError, ValueError) as error:
-                self._over = True
-                if self._status is None and not self._closed:
-                    raise self._broken(error) from None
-                break
-            if kind == _END:
-                self._over = True
-            elif kind in (_BINARY, _TEXT) and message:
-                channel, data = message[0], bytes(message[1:])
-                if channel == _STDOUT and data:
-                    return data
-                if channel == _STDERR:
-                    self._tail.feed(data)
-                elif channel == _STATUS:
-                    self._take_status(data)
+                data = self._take()
+            finally:
+                self._lock.release()
+            if data:
+                return data
         return b""
 
-    def _wait(self, deadline: float | None) -> None:
+    def _take(self) -> bytes:
+        """What the program has written, if the next message is there and has some of it."""
+        import websocket
+
+        try:
+            self._web_socket.settimeout(0)
+            kind, message = self._web_socket.recv_data(control_frame=True)
+        except (ssl.SSLWantReadError, BlockingIOError):
+            return b""  # the rest of a message is missing
+        except (websocket.WebSocketException, OSError, ValueError) as error:
+            self._over = True
+            if self._status is None and not self._closed:
+                raise self._broken(error) from None
+            return b""
+        if kind == _END:
+            self._over = True
+        elif kind in (_BINARY, _TEXT) and message:
+            channel, data = message[0], bytes(message[1:])
+            if channel == _STDOUT:
+                return data
+            if channel == _STDERR:
+                self._tail.feed(data)
+            elif channel == _STATUS:
+                self._take_status(data)
+        return b""
+
+    def _wait(self) -> Routine[None]:
         """Wait for something to read. TLS may have decrypted it already."""
         connection = self._web_socket.sock
         if connection is None or getattr(connection, "pending", int)():
             return
-        poll = select.poll()
-        poll.register(connection, select.POLLIN)
         for _ in range(PINGS):
-            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-            if poll.poll(min(left, PING_SECONDS) * 1000):
+            if (yield Readable(connection, PING_SECONDS)):
                 return
-            if left <= PING_SECONDS:
-                raise TimeoutError("the program still runs")
-            self._send(b"", _PING)
+            yield InThread(partial(self._send, b"", _PING))
         self._over = True
         raise ConnectError(self._host, ATTEMPTED, "nothing answers: the network may be cut")
 
@@ -209,8 +219,8 @@ class PodProcess:
         return self._tail.contents()
 
     def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self._next(deadline):
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while finish(self.reading(), deadline):
             pass
         if self._status is None:
             raise self._broken(None)

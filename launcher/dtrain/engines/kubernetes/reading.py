@@ -1,6 +1,6 @@
-"""Threads that read from the API server: the pods, the job, and the log of each pod.
+"""Reads from the API server: the pods, the job, and the log of each pod.
 
-Each thread tries again for as long as it is asked to: a server that is down, a token that has
+Each routine tries again for as long as it is asked to: a server that is down, a token that has
 expired and a watch that ends do not end a job.
 """
 
@@ -10,24 +10,21 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from dtrain.diagnostics import AuthError, ConnectError, NodeError, PrepareError
 from dtrain.engines.backoff import Backoff
 from dtrain.engines.kubernetes import objects
-from dtrain.engines.kubernetes.client import (
-    MAX_LINE,
-    Client,
-    ForbiddenError,
-    GoneError,
-    NotFoundError,
-    QuietError,
-)
+from dtrain.engines.kubernetes.client import Client, ForbiddenError, GoneError, NotFoundError
 from dtrain.engines.kubernetes.kinds import EVENTS, PODS
 from dtrain.engines.kubernetes.kueue import Queue
 from dtrain.engines.kubernetes.launched import LaunchedJob
+from dtrain.engines.kubernetes.line_stream import MAX_LINE, LineStream, QuietError
 from dtrain.engines.kubernetes.lines import Cursor, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
+from dtrain.engines.kubernetes.routines import InThread, Pause, Routine, Routines
 from dtrain.engines.kubernetes.script import BEGINS
 from dtrain.engines.kubernetes.watcher import PodWatcher, WatcherEvent
 from dtrain.launchplan.plan import LaunchPlan
@@ -52,6 +49,12 @@ MAX_PROBLEM = 500
 """Bytes of a kubelet's message that are shown."""
 MAX_WAITING = 1000
 """Pieces of output that wait for the thread that stores them."""
+FULL_SECONDS = 0.1
+"""Seconds between two attempts to add one."""
+MAX_OPENING = 64
+"""Logs and programs of pods that are opened at the same time, each in a thread."""
+OPENING_SECONDS = 0.1
+"""Seconds between two attempts to open another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +140,16 @@ PodEvent = (
 
 
 class Readers:
-    """The threads of one run. Their events arrive in `events`."""
+    """The routines of one run. Their events arrive in `events`."""
 
     def __init__(self, client: Client, launched: LaunchedJob) -> None:
         self._client = client
         self._launched = launched
-        self._stopped = threading.Event()
+        self._routines = Routines("dtrain-kubernetes")
+        self._stopped = False
         self.events: queue.Queue[PodEvent] = queue.Queue(MAX_WAITING)
-        self._lock = threading.Lock()
         self._troubled: set[str] = set()
+        self._opening = 0
         self._queue = Queue(client, launched.name)
         self.pods_missing = False
         """Whether to ask why pods are missing."""
@@ -155,72 +159,77 @@ class Readers:
         self._watchers: list[PodWatcher] = []
 
     def start(self) -> None:
-        self._thread("pods", "pods", self._watch_pods)
-        self._thread("job", "job", self._ask_for_job)
+        self._start("pods", "pods", self._watch_pods)
+        self._start("job", "job", self._ask_for_job)
 
     def stop(self) -> None:
-        """The threads end on their own; a read that waits ends with its connection."""
-        self._stopped.set()
+        self._stopped = True
         for watcher in self._watchers:
             watcher.close()
+        self._routines.stop()
 
-    def _thread(self, source: str, name: str, run: Callable[[], None]) -> None:
-        def run_to_end() -> None:
-            while not self._stopped.is_set():
-                try:
-                    run()
-                    return
-                except Exception as error:  # noqa: BLE001 (a defect must not end it in silence)
-                    text = f"reading {name} failed: {type(error).__name__}: {error}"
-                    self._trouble(source, text, always=True)
-                    self._stopped.wait(LAST_DELAY)
+    def _start(self, source: str, name: str, run: Callable[[], Routine[None]]) -> None:
+        self._routines.start(self._run_to_end(source, name, run))
 
-        threading.Thread(target=run_to_end, name=f"dtrain-kubernetes-{name}", daemon=True).start()
-
-    def _send(self, event: PodEvent) -> None:
-        while not self._stopped.is_set():
+    def _run_to_end(
+        self, source: str, name: str, run: Callable[[], Routine[None]]
+    ) -> Routine[None]:
+        while True:
             try:
-                self.events.put(event, timeout=1)
-            except queue.Full:
-                continue
-            return
+                yield from run()
+            except Exception as error:  # noqa: BLE001 (a defect must not end it in silence)
+                text = f"reading {name} failed: {type(error).__name__}: {error}"
+                yield from self._trouble(source, text, always=True)
+                yield Pause(LAST_DELAY)
+            else:
+                return
 
-    def _trouble(self, source: str, error: Exception | str, *, always: bool = False) -> None:
+    def _send(self, event: PodEvent) -> Routine[None]:
+        while not self._stopped:
+            try:
+                self.events.put_nowait(event)
+            except queue.Full:
+                yield Pause(FULL_SECONDS)
+            else:
+                return
+
+    def _trouble(
+        self, source: str, error: Exception | str, *, always: bool = False
+    ) -> Routine[None]:
         """Report the first trouble of all sources. ``always``: report any other one, too."""
-        with self._lock:
-            report = always or not self._troubled
-            self._troubled.add(source)
+        report = always or not self._troubled
+        self._troubled.add(source)
         if report:
             why = error.message if isinstance(error, NodeError) else str(error)
             hint = f"; {error.hint}" if isinstance(error, ForbiddenError) and error.hint else ""
-            self._send(ServerNotice(f"{why}; the job goes on, trying again{hint}"))
+            yield from self._send(ServerNotice(f"{why}; the job goes on, trying again{hint}"))
 
-    def _recovered(self, source: str) -> None:
-        with self._lock:
-            last = self._troubled == {source}
-            self._troubled.discard(source)
+    def _recovered(self, source: str) -> Routine[None]:
+        last = self._troubled == {source}
+        self._troubled.discard(source)
         if last:
-            self._send(RECOVERED)
+            yield from self._send(RECOVERED)
 
     # The job and its pods --------------------------------------------------------------------
 
-    def _ask_for_job(self) -> None:
+    def _ask_for_job(self) -> Routine[None]:
         backoff = Backoff(FIRST_DELAY, LAST_DELAY)
-        while not self._stopped.is_set():
+        while True:
             try:
-                state = self._launched.state()
+                state = yield InThread(self._launched.state)
             except NodeError as error:
-                self._trouble("job", error)
-                self._stopped.wait(backoff.next())
+                yield from self._trouble("job", error)
+                yield Pause(backoff.next())
                 continue
-            self._recovered("job")
+            yield from self._recovered("job")
             waits = state.uid if state is not None and state.suspended else ""
-            self._send(JobSeen(state, self._queue.reason(waits) if waits else ""))
-            self._ask_for_warnings()
+            reason = (yield InThread(partial(self._queue.reason, waits))) if waits else ""
+            yield from self._send(JobSeen(state, reason))
+            yield from self._ask_for_warnings()
             backoff.reset()
-            self._stopped.wait(JOB_SECONDS)
+            yield Pause(JOB_SECONDS)
 
-    def _ask_for_warnings(self) -> None:
+    def _ask_for_warnings(self) -> Routine[None]:
         name = self._launched.name
         wanted = [(name, ""), (child_job(name), "")] if self.pods_missing else []
         wanted += [(self.slow_pod, self.slow_pod)] if self.slow_pod else []
@@ -230,42 +239,43 @@ class Readers:
         with contextlib.suppress(NodeError, ProtocolError):  # not everybody may read events
             for name, pod in wanted:
                 fields = f"involvedObject.name={name}"
-                found = self._client.request("GET", EVENTS, fieldSelector=fields)
-                for text in objects.warnings(found, of_pod=bool(pod)):
-                    self._send(Warned(text, pod))
+                ask = partial(self._client.request, "GET", EVENTS, fieldSelector=fields)
+                for text in objects.warnings((yield InThread(ask)), of_pod=bool(pod)):
+                    yield from self._send(Warned(text, pod))
 
-    def _watch_pods(self) -> None:
+    def _watch_pods(self) -> Routine[None]:
         backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         version = ""
-        while not self._stopped.is_set():
+        while True:
             try:
                 if not version:
-                    version = self._list_pods()
-                version = self._follow_pods(version)
+                    version = yield from self._list_pods()
+                version = yield from self._follow_pods(version)
                 backoff.reset()
                 # A server that ends each watch at once is not asked all the time.
-                self._stopped.wait(FIRST_DELAY / 5)
+                yield Pause(FIRST_DELAY / 5)
             except QuietError:
                 continue  # the connection may be broken: go on at the same version
             except GoneError:
                 version = ""
-                self._stopped.wait(FIRST_DELAY)
+                yield Pause(FIRST_DELAY)
             except (NodeError, ProtocolError) as error:
                 version = ""
-                self._trouble("pods", error)
-                self._stopped.wait(backoff.next())
+                yield from self._trouble("pods", error)
+                yield Pause(backoff.next())
 
-    def _list_pods(self) -> str:
-        found = objects.object_list(
-            self._client.request("GET", PODS, labelSelector=self._launched.selector)
-        )
-        self._send(PodsListed(objects.pods(found)))
+    def _list_pods(self) -> Routine[str]:
+        selector = self._launched.selector
+        ask = partial(self._client.request, "GET", PODS, labelSelector=selector)
+        found = objects.object_list((yield InThread(ask)))
+        yield from self._send(PodsListed(objects.pods(found)))
         return found.version
 
-    def _follow_pods(self, version: str) -> str:
+    def _follow_pods(self, version: str) -> Routine[str]:
         """Watch until the server ends the watch. Returns the version to go on from. Raises
         GoneError, other NodeErrors and ProtocolError."""
-        stream = self._client.stream(
+        watch = partial(
+            self._client.stream,
             PODS,
             watch="true",
             labelSelector=self._launched.selector,
@@ -273,12 +283,13 @@ class Readers:
             timeoutSeconds=WATCH_SECONDS,
             allowWatchBookmarks="true",
         )
-        with contextlib.closing(stream) as lines:
+        stream: LineStream = yield InThread(watch)
+        with contextlib.closing(stream):
             # Not before: a user who may list pods may not watch them.
-            self._recovered("pods")
-            for several in lines:
-                for line in several:
-                    if self._stopped.is_set() or not line.endswith(b"\n"):
+            yield from self._recovered("pods")
+            while lines := (yield from stream.read()):
+                for line in lines:
+                    if not line.endswith(b"\n"):
                         return version
                     event = decode(objects.WatchEvent, parse_object(line), "event")
                     if event.type == "ERROR":
@@ -288,16 +299,18 @@ class Readers:
                         raise kind(self._client.host, "watching the pods", ended.message)
                     version = event.version or version
                     if event.type != "BOOKMARK" and (pod := objects.pod(event.object)) is not None:
-                        self._send(PodChanged(pod, removed=event.type == "DELETED"))
+                        yield from self._send(PodChanged(pod, removed=event.type == "DELETED"))
         return version
 
     def watch(
         self, plan: LaunchPlan, pod: Pod, over: threading.Event, *, attached: bool
     ) -> PodWatcher:
         """Watch the processes of ``pod``. For ``over`` and ``attached`` see `PodWatcher`."""
-        watcher = PodWatcher(self._client, plan, pod, over, self._send, attached=attached)
+        watcher = PodWatcher(
+            self._client, plan, pod, over, self._open, self._send, attached=attached
+        )
         self._watchers.append(watcher)
-        self._thread(pod.uid, f"{pod.name}-watcher", watcher.run)
+        self._start(pod.uid, f"{pod.name}-watcher", watcher.run)
         return watcher
 
     # Logs ------------------------------------------------------------------------------------
@@ -305,25 +318,25 @@ class Readers:
     def read_log(self, pod: Pod, cursor: Cursor, over: threading.Event) -> None:
         """Read the log of ``pod`` from ``cursor`` on. ``over``: set once its container has ended;
         the log that is read from then on is the whole one."""
-        self._thread(pod.uid, pod.name, lambda: self._read_log(pod, cursor, over))
+        self._start(pod.uid, pod.name, lambda: self._read_log(pod, cursor, over))
 
-    def _read_log(self, pod: Pod, cursor: Cursor, over: threading.Event) -> None:
+    def _read_log(self, pod: Pod, cursor: Cursor, over: threading.Event) -> Routine[None]:
         backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         whole = False
         follow = True
         previous = failed = False
-        while not self._stopped.is_set():
+        while True:
             complete = previous or over.is_set()
             try:
-                whole = self._stream_log(pod, cursor, follow=follow, previous=previous)
+                whole = yield from self._stream_log(pod, cursor, follow=follow, previous=previous)
                 failed = False
                 backoff.reset()
-                self._recovered(pod.uid)
+                yield from self._recovered(pod.uid)
                 if complete and (whole or not follow):
                     break
                 # Kubelets that can watch no more files cannot follow a log, but they can read it.
                 follow = whole or not complete
-                over.wait(REREAD_SECONDS)
+                yield Pause(REREAD_SECONDS, over)
             except _StartedAgainError:
                 previous = True
             except QuietError:
@@ -332,44 +345,49 @@ class Readers:
                 whole = False  # its stream may have ended before its container
                 break
             except ForbiddenError as error:
-                self._trouble(pod.uid, error)
+                yield from self._trouble(pod.uid, error)
                 if complete:
-                    self._send(LogEnded(pod.uid, whole=False))
+                    yield from self._send(LogEnded(pod.uid, whole=False))
                     return
-                over.wait(backoff.next())
+                yield Pause(backoff.next(), over)
             except (ConnectError, AuthError) as error:
                 whole = False
                 # Load balancers cut quiet streams, which can be opened again.
                 if failed:
-                    self._trouble(pod.uid, error)
+                    yield from self._trouble(pod.uid, error)
                 failed = True
-                self._stopped.wait(backoff.next())
+                yield Pause(backoff.next())
             except NodeError:
                 # The container is being created, or its log is gone.
                 if complete:
                     break
-                over.wait(min(CREATION_SECONDS, backoff.next()))
-        self._recovered(pod.uid)
-        self._send(LogEnded(pod.uid, whole))
+                yield Pause(min(CREATION_SECONDS, backoff.next()), over)
+        yield from self._recovered(pod.uid)
+        yield from self._send(LogEnded(pod.uid, whole))
 
-    def _stream_log(self, pod: Pod, cursor: Cursor, *, follow: bool, previous: bool) -> bool:
+    def _stream_log(
+        self, pod: Pod, cursor: Cursor, *, follow: bool, previous: bool
+    ) -> Routine[bool]:
         """Whether the stream had nothing but the log. ``previous``: of the container that ended
         before it was started again. Raises _StartedAgainError for the log of the new one."""
         since = {"sinceTime": cursor.since} if cursor.since else {}
         clean = True
-        stream = self._log_of(pod, follow=follow, previous=previous, timestamps="true", **since)
+        stream = yield from self._log_of(
+            pod, follow=follow, previous=previous, timestamps="true", **since
+        )
         cursor.begin()
-        with contextlib.closing(stream) as pieces:
-            for several in pieces:
+        with contextlib.closing(stream):
+            while lines := (yield from stream.read()):
                 # Before the cursor moves: the server may not answer, and these lines come again.
-                if not previous and any(self._starts_again(pod, cursor, line) for line in several):
-                    raise _StartedAgainError
+                for line in () if previous else lines:
+                    if (yield from self._starts_again(pod, cursor, line)):
+                        raise _StartedAgainError
                 new: list[bytes] = []
                 gap = False
-                for line in several:
+                for line in lines:
                     if len(line) > MAX_LINE:  # of no process: the script writes pieces
                         problem = f"a line is cut after {MAX_LINE:,} bytes"
-                        self._send(LogProblem(pod.uid, problem))
+                        yield from self._send(LogProblem(pod.uid, problem))
                         line = line[:MAX_LINE] + b"\n"
                     read = stamped(line)
                     if read is None or not line.endswith(b"\n"):
@@ -377,21 +395,19 @@ class Readers:
                         # A stream may end within a line, which comes again.
                         if read is None and not line[:1].isdigit():
                             problem = line[:MAX_PROBLEM].decode(errors="replace").strip()
-                            self._send(LogProblem(pod.uid, problem))
+                            yield from self._send(LogProblem(pod.uid, problem))
                         continue
                     moment, text = read
                     gap |= cursor.takes_gap(moment)
                     if cursor.is_new(moment):
                         new.append(text)
                 if new:
-                    self._recovered(pod.uid)
+                    yield from self._recovered(pod.uid)
                     position = (cursor.last, cursor.count, cursor.latest)
-                    self._send(PodLines(pod.uid, tuple(new), *position, gap))
-                if self._stopped.is_set():
-                    break
+                    yield from self._send(PodLines(pod.uid, tuple(new), *position, gap))
         return clean
 
-    def _starts_again(self, pod: Pod, cursor: Cursor, line: bytes) -> bool:
+    def _starts_again(self, pod: Pod, cursor: Cursor, line: bytes) -> Routine[bool]:
         """Whether this line of a pod's log is new, and the first one of a container that is not the
         pod's first one."""
         if not (self._launched.restarts_containers and line.endswith(_BEGINS)):
@@ -400,18 +416,29 @@ class Readers:
         if read is None or read[0] <= cursor.latest or read[1] != _BEGINS:
             return False
         try:
-            with contextlib.closing(self._log_of(pod, previous=True, limitBytes="1")) as pieces:
-                for _ in pieces:
-                    pass
+            (yield from self._log_of(pod, previous=True, limitBytes="1")).close()
         except PrepareError:  # there was none
             return False
         return True
 
     def _log_of(
         self, pod: Pod, *, follow: bool = False, previous: bool, **query: str
-    ) -> Generator[list[bytes]]:
+    ) -> Routine[LineStream]:
         query |= {"previous": "true"} if previous else {"follow": str(follow).lower()}
-        return self._client.stream(f"{PODS}/{pod.name}/log", container=REPLICATED_JOB, **query)
+        path = f"{PODS}/{pod.name}/log"
+        ask = partial(self._client.stream, path, container=REPLICATED_JOB, **query)
+        stream: LineStream = yield from self._open(ask)
+        return stream
+
+    def _open(self, call: Callable[[], Any]) -> Routine[Any]:
+        """What ``call`` returns or raises that opens a connection to a pod."""
+        while self._opening >= MAX_OPENING:
+            yield Pause(OPENING_SECONDS)
+        self._opening += 1
+        try:
+            return (yield InThread(call))
+        finally:
+            self._opening -= 1
 
 
 class _StartedAgainError(Exception):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 from dtrain.diagnostics import AuthError, ConnectError, NodeError
 from dtrain.engines.backoff import Backoff
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.objects import Pod
-from dtrain.engines.kubernetes.pod_programs import PodConnection
+from dtrain.engines.kubernetes.pod_programs import PodConnection, PodProcess
+from dtrain.engines.kubernetes.routines import InThread, Pause, Routine, finish
 from dtrain.engines.kubernetes.script import RUN_FOLDER
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages import pods as messages
@@ -62,7 +64,7 @@ WatcherEvent = WatcherSaid | WatcherFailed | WatcherEnded
 
 
 class PodWatcher:
-    """One thread runs it, and another one sends orders."""
+    """A routine runs it, and any thread sends orders."""
 
     def __init__(
         self,
@@ -70,13 +72,16 @@ class PodWatcher:
         plan: LaunchPlan,
         pod: Pod,
         over: threading.Event,
-        report: Callable[[WatcherEvent], None],
+        open_: Callable[[Callable[[], Any]], Routine[Any]],
+        report: Callable[[WatcherEvent], Routine[None]],
         *,
         attached: bool,
     ) -> None:
-        """``over``: set once the container has ended. ``attached``: begin with the last report in
+        """``over``: set once the container has ended. ``open_``: makes a call that connects to the
+        pod. ``attached``: begin with the last report in
         each progress file."""
-        self._client, self._pod, self._over, self._report = client, pod, over, report
+        self._client, self._pod, self._over = client, pod, over
+        self._open, self._report = open_, report
         part = plan.hosts[pod.index]
         self._host, self._python = part.host.name, plan.agent_python(part)
         self._order: WatchPod = {
@@ -87,7 +92,7 @@ class PodWatcher:
         }
         self._writer = CommandWriter[PodOrder](lambda: PingLimit.NORMAL, self._cannot_send)
         self._connection: PodConnection | None = None
-        self._closed = threading.Event()
+        self._closed = False
         self._begun = math.inf
         """When the program was first heard."""
 
@@ -102,58 +107,73 @@ class PodWatcher:
 
     def close(self) -> None:
         """End the program; the pod goes on."""
-        self._closed.set()
+        self._closed = True
         if (connection := self._connection) is not None:
             connection.close()
 
-    def run(self) -> None:
+    def run(self) -> Routine[None]:
         """Report what the program says until the pod has ended."""
         backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         failed = 0
         self._writer.start()
         try:
-            while not (self._closed.is_set() or self._over.is_set()):
+            while not (self._closed or self._over.is_set()):
                 self._begun = math.inf
                 try:
-                    for message in self._messages():
-                        self._report(WatcherSaid(self._pod.uid, message))
+                    yield from self._follow()
                 except NodeError as error:
                     lost = isinstance(error, ConnectError | AuthError)
                     refused = self._begun == math.inf and not lost
-                    if refused and self._over.wait(END_SECONDS):
-                        return
+                    if refused and (yield Pause(END_SECONDS, self._over)):
+                        break
                     failed += 1
                     if refused or failed == PATIENCE:
-                        self._report(WatcherFailed(self._pod.uid, error))
+                        yield from self._report(WatcherFailed(self._pod.uid, error))
                     if refused:
-                        return
+                        break
                 if time.monotonic() > self._begun + LAST_DELAY:
                     failed = 0
                     backoff.reset()
-                self._over.wait(backoff.next())
+                yield Pause(backoff.next(), self._over)
         finally:
             self._writer.finish()
-            self._report(WatcherEnded(self._pod.uid))
+        yield from self._report(WatcherEnded(self._pod.uid))
 
-    def _messages(self) -> Iterator[messages.PodMessage]:
-        """What one program says. Raises NodeError."""
+    def _follow(self) -> Routine[None]:
+        """Report what one program says. Raises NodeError."""
         self._connection = connection = PodConnection(self._client, self._host, self._pod.name)
         try:
-            if self._closed.is_set():
+            if self._closed:
                 return
-            process = node_program.start(connection, "pod", self._python, label="watch")
-            process.write(protocol.encode_command(self._order))
+            process = yield from self._open(lambda: self._start(connection))
             relay = RelayChannel(self._host, connection, process, self._python, ATTEMPTED)
             self._writer.relay = relay
-            yield from self._heard(relay)
+            yield from self._hear(process, relay)
         finally:
             self._writer.relay = None
             connection.close()
 
-    def _heard(self, relay: RelayChannel) -> Iterator[messages.PodMessage]:
-        try:
-            with answer_of(self._host, ATTEMPTED):
-                for body in relay.messages():
+    def _start(self, connection: PodConnection) -> PodProcess:
+        process = node_program.start(connection, "pod", self._python, label="watch")
+        process.write(protocol.encode_command(self._order))
+        assert isinstance(process, PodProcess)  # noqa: S101 (types)
+        return process
+
+    def _hear(self, process: PodProcess, relay: RelayChannel) -> Routine[None]:
+        with answer_of(self._host, ATTEMPTED):
+            data: bytes | ConnectError = b""
+            while True:
+                relay.wait()
+                try:
+                    data = yield from process.reading()
+                except ConnectError as error:
+                    data = error
+                finally:
+                    if relay.has_begun:
+                        self._begun = min(self._begun, time.monotonic())
+                if not (chunk := relay.hear(data)):
+                    break
+                for body in relay.messages_in(chunk):
                     self._begun = min(self._begun, time.monotonic())
                     relay.pid = 0  # it answers pings from now on
                     message = messages.read_message(body)
@@ -161,12 +181,9 @@ class PodWatcher:
                         return
                     if isinstance(message, ProgressReport):
                         self._keep_offset(message)
-                    yield message
-        finally:
-            if relay.has_begun:
-                self._begun = min(self._begun, time.monotonic())
-        if not self._closed.is_set():
-            raise relay.failure()
+                    yield from self._report(WatcherSaid(self._pod.uid, message))
+        if not self._closed:
+            raise (yield InThread(relay.failure))
 
     def _keep_offset(self, report: ProgressReport) -> None:
         """The next program goes on there."""
@@ -176,4 +193,4 @@ class PodWatcher:
 
     def _cannot_send(self, bug: Exception) -> None:
         error = ConnectError(self._host, ATTEMPTED, f"cannot send an order: {bug!r}")
-        self._report(WatcherFailed(self._pod.uid, error))
+        finish(self._report(WatcherFailed(self._pod.uid, error)))

@@ -64,7 +64,12 @@ class RelayChannel:
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """As `frames`, of a relay that no output was requested from."""
-        for frame in self.frames():
+        while data := self._read():
+            yield from self.messages_in(data)
+
+    def messages_in(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Those that ``data`` of `hear` completes. Raises ProtocolError."""
+        for frame in self._decoder.feed(data):
             if isinstance(frame, protocol.Data):
                 raise ProtocolError("unrequested output of a worker")
             yield frame.body
@@ -81,32 +86,36 @@ class RelayChannel:
         def receive(data: bytes | ConnectError) -> bool:
             more, problem = False, None
             try:
-                chunk = self._heard(data)
+                chunk = self.hear(data)
                 more = bool(chunk) and all(map(take, self._decoder.feed(chunk)))
             except Exception as error:  # noqa: BLE001 (`end` handles all of them)
                 problem = error
             if more:
-                with self._lock:
-                    self._liveness.wait()
+                self.wait()
             else:
                 end(problem)
             return more
 
-        with self._lock:
-            self._liveness.wait()
+        self.wait()
         self._process.follow(receive)
 
     def _read(self) -> bytes:
-        with self._lock:
-            self._liveness.wait()
+        self.wait()
         data: bytes | ConnectError
         try:
             data = self._process.read()
         except ConnectError as error:
             data = error
-        return self._heard(data)
+        return self.hear(data)
 
-    def _heard(self, data: bytes | ConnectError) -> bytes:
+    def wait(self) -> None:
+        """The caller begins to wait for the relay: pings without an answer count."""
+        with self._lock:
+            self._liveness.wait()
+
+    def hear(self, data: bytes | ConnectError) -> bytes:
+        """The caller waits no longer: the process has sent ``data``, or its connection is lost.
+        Raises as `frames`."""
         # A relay is given up only while this thread waits for it, and then for good. Data that
         # arrives at the same moment is ignored, because the connection is being closed.
         with self._lock:
