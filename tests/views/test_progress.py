@@ -117,6 +117,8 @@ def test_plain_output_has_few_lines_and_the_last_step():
     steps = [line for line in err.splitlines() if "step" in line]
     assert [line.split()[2] for line in steps] == ["1", "21", "41", "50"]
     assert steps[-1] == "dtrain: step 50 of 50 · loss 2 · 2.0 steps/s"
+    _, err = shown([report(50, 0.5, f"rank-{rank}", total=50) for rank in (2, 1, 0)])
+    assert err.count("dtrain: step 50 of 50") == 1
 
 
 @pytest.mark.parametrize("loss", [2.0, float("nan"), float("inf")])

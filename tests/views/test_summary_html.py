@@ -202,7 +202,9 @@ def test_a_stop_is_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     written = journal.Journal(folder.journal)
     for event in (events.StopRequested("Ctrl-C"), events.NoticeShown("Ctrl-C: stopping")):
         written.write(BEGIN, event)
-    assert [one.text for one in summary(folder, BEGIN + 1).events] == ["Ctrl-C: stopping"]
+    found = summary(folder, BEGIN + 1)
+    assert [one.text for one in found.events] == ["Ctrl-C: stopping"]
+    assert found.hosts == ("n1", "n2")  # as planned: the journal does not name them
 
 
 def test_the_comparison_fits_a_terminal(run: Summary) -> None:

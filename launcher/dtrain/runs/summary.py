@@ -92,7 +92,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     records = list(reader.read())
     attended = folder.in_charge() is not None
     records += reader.read()  # a launcher may have written the end meanwhile, and exited
-    hosts = _hosts(records)
+    hosts = _hosts(records) or plan.host_names
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
     clocks = HostClocks(records)
     samples = {
