@@ -207,6 +207,19 @@ def test_a_stop_is_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found.hosts == ("n1", "n2")  # as planned: the journal does not name them
 
 
+def test_hosts_without_names_are_only_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-2")
+    file = FILE.replace("hosts: [n1, n2]", "slurm: {}, nodes: 2")
+    Record("run-2", Request("c.yaml", "/", file), 29500, "python3", BEGIN).save(folder.path)
+    written = journal.Journal(folder.journal)
+    written.write(BEGIN, events.RunStarted(("node0", "node1")))
+    text = as_text(summary(folder, BEGIN + 1), Paper(80, color=False, unicode=True))
+    assert "Hosts    2 hosts: 4 workers" in text
+
+
 def test_the_comparison_fits_a_terminal(run: Summary) -> None:
     long = replace(run, record=replace(run.record, run="x" * 60))
     text = comparison(run, long, Paper(80, color=False, unicode=True))

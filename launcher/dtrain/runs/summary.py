@@ -9,6 +9,7 @@ from itertools import chain
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import Straggler
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
 from dtrain.runs import events, telemetry
@@ -51,7 +52,7 @@ class Summary:
     record: Record
     folder: str
     hosts: tuple[str, ...]
-    """All hosts that it has used."""
+    """All hosts that it has used; empty before an engine has chosen them."""
     workers: int
     gpus: int
     began: float
@@ -92,7 +93,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     records = list(reader.read())
     attended = folder.in_charge() is not None
     records += reader.read()  # a launcher may have written the end meanwhile, and exited
-    hosts = _hosts(records) or plan.host_names
+    hosts = _hosts(records, plan)
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
     clocks = HostClocks(records)
     samples = {
@@ -170,12 +171,14 @@ def against_plan(folder: RunFolder, now: float) -> str:
     return "; ".join(filter(None, [*parts, run.differs]))
 
 
-def _hosts(records: Records) -> tuple[str, ...]:
-    """All hosts of all attempts. Names that stand for hosts count only if none was allocated."""
+def _hosts(records: Records, plan: LaunchPlan) -> tuple[str, ...]:
+    """All hosts of all attempts."""
     seen = [event for _, event in records]
-    allocated = [one.hosts for one in seen if isinstance(one, events.HostsAllocated)]
-    named = [one.hosts for one in seen if isinstance(one, events.RunStarted | events.NextAttempt)]
-    return tuple(dict.fromkeys(chain.from_iterable(allocated or named)))
+    found = [one.hosts for one in seen if isinstance(one, events.HostsAllocated)]
+    if not found and plan.hosts_known:
+        named = (events.RunStarted, events.NextAttempt)
+        found = [one.hosts for one in seen if isinstance(one, named)] or [plan.host_names]
+    return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 def _events(records: Sequence[tuple[float, events.JournalEvent]]) -> list[TimelineEntry]:
