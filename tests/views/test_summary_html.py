@@ -261,6 +261,23 @@ def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:
     assert len(text.encode()) < 5e6
 
 
+def test_samples_fill_the_time_that_they_are_for(run: Summary) -> None:
+    """Also in a short run, whose heat map has more parts than samples; n2 was away for a while."""
+    times = {"n1": range(3, 90, 10), "n2": (3, 13, 23, 63, 73, 83)}
+    samples = {host: tuple(sample(at, 40) for at in found) for host, found in times.items()}
+    fuller = [replace(one, memory_used=60000) for one in samples["n2"][0].gpus]
+    samples["n2"] = tuple(replace(one, gpus=tuple(fuller)) for one in samples["n2"])
+    text = page(replace(run, ended=BEGIN + 93, until=BEGIN + 93, samples=samples))
+    heat = text[text.index('<div class="heat">') :]
+    rows = re.findall(r'<div class="row">.*?</svg>', heat, re.DOTALL)
+    assert [row.count("<rect") for row in rows[:2]] == [1, 2]
+    least, most = re.findall(r'<polyline points="([^"]*)"', text)[-2:]
+    assert least != most
+    assert {one.split(",")[1] for one in least.split()} == {"33.33"}  # not up and down again
+    marks = re.findall(r'<div class="row"><span>(\d [a-z]+)<', page(replace(run, state="stopped")))
+    assert marks == ["1 failed", "2 stopped"]
+
+
 def test_a_loss_that_explodes_still_has_a_curve(run: Summary) -> None:
     losses = (1.0, -1e308, 1e308, float("inf"), 5e-324)
     curve = tuple(replace(point, loss=loss) for point, loss in zip(run.curve, losses, strict=False))
