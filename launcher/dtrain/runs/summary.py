@@ -124,15 +124,14 @@ def summary(folder: RunFolder, now: float) -> Summary:
         if isinstance(event, events.StragglersChanged) and event.found is not None
     )
     expected = plan.job.expected
-    gpus = sum(len(part.host.gpus) for part in plan.hosts)
     # The plan is for all hosts.
-    compared = differences(expected, found, gpus) if expected and not record.dropped else []
+    compared = differences(expected, found, plan.devices) if expected and not record.dropped else []
     return Summary(
         record=record,
         folder=str(folder.path),
         hosts=hosts,
         workers=plan.world_size,
-        gpus=gpus,
+        gpus=plan.gpus,
         began=records[0][0] if records else record.started,
         ended=known.ended,
         until=until,
