@@ -28,7 +28,7 @@ def test_the_gpu_that_works_less_is_named() -> None:
     assert after(30, lambda index, now: gpu(index, 0 if index == 5 else 98)) == []
     slow = after(150, lambda index, now: gpu(index, 60 if index == 5 else 98))
     assert [process for process, _, _ in slow] == ["rank-5"]
-    found = less_active(slow, {"rank-5": {"cpu"}})
+    found = less_active(slow, {("node0", "rank-5"): {"cpu"}})
     assert str(found) == (
         "rank 5 on node0 is 39 % less active on the GPU than the others:"
         " other processes use the CPU"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,9 +11,12 @@ import pytest
 from dtrain.failures.round_trips import RoundTripTimes
 from dtrain.failures.stragglers import (
     Block,
+    Cause,
+    Seen,
     Straggler,
     StragglerDetector,
     causes_seen,
+    seen_cause,
 )
 from dtrain.messages.telemetry import HEAT, GpuSample, RankUse, Sample
 from dtrain.runtime.steps import STEPS
@@ -35,6 +38,10 @@ class Job:
 
     def host(self, rank: int) -> str:
         return f"node{rank // min(RANKS_PER_HOST, max(1, self.ranks // 2))}"
+
+    def seen(self, cause: Cause, ranks: Iterable[int]) -> Seen:
+        """What the telemetry shows for some ranks."""
+        return {(self.host(rank), f"rank-{rank}"): {cause} for rank in ranks}
 
     def run(
         self,
@@ -113,7 +120,7 @@ def test_the_likely_cause() -> None:
     assert shared.cause == "cpu"
     job = Job(4)
     job.run(100, lambda rank: 1.2 if rank == 2 else 1.0)
-    throttled = job.detector.find({"rank-2": {"clock"}})
+    throttled = job.detector.find(job.seen("clock", [2]))
     assert throttled is not None
     assert throttled.cause == "clock"
     assert str(throttled).endswith("the GPU's clock is throttled")
@@ -130,7 +137,16 @@ def test_causes_in_the_telemetry() -> None:
     assert causes_seen(sample(HEAT, 2.0), ()) == {"rank-9": set(), "rank-10": {"clock"}}
     assert causes_seen(sample(0, 7.9), ()) == {"rank-9": {"cpu"}, "rank-10": {"cpu"}}
     # Of two ranks on one GPU, nobody knows which one has it.
-    assert causes_seen(sample(HEAT, 2.0), [1]) == {"rank-9": set(), "rank-10": set()}
+    shown = {"rank-9": set(), "rank-10": set(), "gpu-1": {"clock"}}
+    assert causes_seen(sample(HEAT, 2.0), [1]) == shown
+
+
+def test_a_cause_that_fewer_ranks_show_is_more_likely() -> None:
+    busy = {("node0", "rank-0"): {"cpu"}, ("node0", "rank-1"): {"cpu", "clock"}}
+    assert seen_cause("node0", "rank-1", busy) == "clock"
+    hot = {("node0", "rank-0"): {"clock"}, ("node1", "rank-1"): {"cpu", "clock"}}
+    assert seen_cause("node1", "rank-1", hot) == "cpu"
+    assert seen_cause("node1", "rank-0", hot) == "unknown"
 
 
 def test_a_foreign_process_on_the_gpu_and_lost_packets_are_causes() -> None:
@@ -142,7 +158,8 @@ def test_a_foreign_process_on_the_gpu_and_lost_packets_are_causes() -> None:
 
 
 def test_a_slow_network_is_named_if_steps_become_longer() -> None:
-    job, lossy = Job(16), {f"rank-{rank}": {"network"} for rank in range(8)}
+    job = Job(16)
+    lossy = job.seen("network", range(8))
     job.run(500)
     assert job.detector.find(lossy) is None  # losses that cost nothing
     job.wait = 0.8
@@ -154,8 +171,7 @@ def test_a_slow_network_is_named_if_steps_become_longer() -> None:
     assert str(found).startswith("steps take ")
     assert str(found).endswith(" % longer than before: node0 loses packets on the network")
     assert 0.3 < found.slower < 0.7
-    everywhere = {f"rank-{rank}": {"network"} for rank in range(16)}
-    assert job.detector.find(everywhere) is None
+    assert job.detector.find(job.seen("network", range(16))) is None
 
 
 def test_a_far_host_is_named_if_all_ranks_wait() -> None:
@@ -170,7 +186,7 @@ def test_a_far_host_is_named_if_all_ranks_wait() -> None:
     trips.add("node2", 21.0, 97.0)
     assert trips.far(200.0) == set()  # too old
     job = Job(24)
-    far = {f"rank-{rank}": {"far"} for rank in range(16, 24)}
+    far = job.seen("far", range(16, 24))
     job.run(100)
     assert job.detector.find(far) is None  # the round trips cost nothing
     job = Job(24)
@@ -188,7 +204,8 @@ def test_two_hosts_become_far_from_each_other() -> None:
         for host in ("node0", "node1"):
             trips.add(host, 0.2 if now < 200 else 21.0, now)
         assert trips.far(now) == (set() if now < 200 else {"node0", "node1"})
-    job, far = Job(4), {f"rank-{rank}": {"far"} for rank in range(4)}
+    job = Job(4)
+    far = job.seen("far", range(4))
     job.wait = 1.0
     job.run(200)
     assert job.detector.find(far) is None  # not longer than before

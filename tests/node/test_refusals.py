@@ -264,7 +264,7 @@ def test_a_full_disk(host: Node, small_disk: Path, left: int) -> None:
     agent.wait()
     assert body["what"] == "disk"
     assert str(run_dir) in body["reason"]
-    assert "bytes free" in body["reason"]
+    assert "KiB free, and a launch needs 16384" in body["reason"]
     assert "cluster.run_dir" in body["hint"]
     assert not run_dir.exists()
 

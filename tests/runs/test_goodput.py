@@ -146,6 +146,28 @@ def test_a_hang_counts_from_the_last_step_on() -> None:
     check(run, goodput(run.records, now=0))
 
 
+def test_a_hang_that_only_the_watchdog_sees() -> None:
+    """As with a short `silence`, or with steps that a program prints."""
+    run = Run()
+    run.begin(10)
+    run.train(50)
+    run.spend("hung", 12)
+    # The last report arrived late, and the silence counts from there on.
+    run.write(events.HangDetected(11.3, ends=True))
+    run.spend("hung", 1)
+    result = restart.AttemptResult(True, run.step, None)
+    run.write(events.AttemptFailed(1, result, Report(ExitCode.JOB_FAILED, "no output")))
+    run.spend("waiting", 8)
+    run.write(events.NextAttempt(2, ("n1", "n2")))
+    run.begin(10)
+    run.train(10)
+    run.spend("hung", 20)
+    run.write(events.HangDetected(20.0, ends=False))
+    run.train(20)
+    run.end()
+    check(run, goodput(run.records, now=0))
+
+
 def test_a_pause_that_ended_counts_as_hung_too() -> None:
     run = Run()
     run.begin(10)

@@ -153,5 +153,5 @@ def test_an_allocation_of_another_size(
 ) -> None:
     done = launcher.run(write_job("", cluster={"slurm": {}, "nodes": 3, "gpus": 2}), env=allocation)
     assert done.code == 3, str(done)
-    assert "it has 2 machines, and the job needs 3" in done.stderr
+    assert "the allocation has 2 machines, and the job needs 3" in done.stderr
     assert "hint: set 'nodes: 2', or use `salloc --nodes=3`" in done.stderr

@@ -136,7 +136,7 @@ def test_inside_an_allocation(slurm: Slurm, launcher: Launcher, write_job: Write
     path.write_text(path.read_text().replace("nodes: 2", "nodes: 3"))
     done = launcher.command("check", str(path), env=env).wait()
     assert done.code == 3, str(done)
-    assert "it has 2 machines, and the job needs 3" in done.stdout
+    assert "the allocation has 2 machines, and the job needs 3" in done.stdout
 
 
 def test_an_interrupt_ends_the_step(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:

@@ -61,6 +61,7 @@ EVENTS = (
     events.PhasesSpent(3.5, 10, {"data": 0.5, "save": 2.0}),
     events.StragglersChanged(STRAGGLER),
     events.StallChanged(Stall(("rank-3",), ("n2",), 20.5, 1200, 3)),
+    events.HangDetected(12.5, ends=True),
     events.StacksReported(
         (
             StackGroup(

@@ -7,9 +7,11 @@ from rich.text import Text
 
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
+from dtrain.launchplan.build import build
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import events
 from dtrain.runs.progress import Progress
+from dtrain.spec.load import parse
 from dtrain_cli.views.board import Board, HostRow, state, summary
 from dtrain_cli.views.dashboard import draw
 
@@ -236,6 +238,22 @@ def test_a_screen_of_128_hosts_is_drawn_in_time():
         rows = [gpu(index, use=generator.randint(90, 100)) for index in range(8)]
         one.on_event(events.Sampled(name, sample(*rows)), 100.0)
     assert line_of(shown(one), "128 alike").count("▇") == 8
+
+
+def test_hosts_without_names_are_not_listed():
+    """A queued job: the engine has not chosen them yet."""
+    text = "cluster: {slurm: {}, nodes: 2, gpus: 8}\njob: {framework: none, script: t.py}\n"
+    plan, one = build(parse(text, "c.yaml")), Board()
+    one.on_event(events.RunLaunched("gpt-1", plan, "/runs/gpt-1"), 100.0)
+    for host in plan.host_names:
+        one.on_event(events.HostState(host, "queued", "waiting for free machines"), 100.0)
+    lines = shown(one)
+    assert lines[0].endswith("2 hosts queued · 16 workers")
+    assert lines[1].strip() == "waiting for free machines"
+    assert "output" in lines[2]
+    one.on_event(events.HostsPlanned(plan.on(["gpu03", "gpu07"])), 101.0)
+    one.on_event(events.Sampled("gpu07", sample()), 101.0)
+    assert line_of(shown(one), "gpu07")
 
 
 def test_summaries():

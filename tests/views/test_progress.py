@@ -8,8 +8,10 @@ import pytest
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.launchplan.build import build
 from dtrain.runs import events
 from dtrain.runs.progress import Progress
+from dtrain.spec.load import parse
 from dtrain.spec.model import Expected
 from dtrain_cli.views import Filters, make_view, names
 from dtrain_cli.views.progress import ProgressLine
@@ -117,6 +119,8 @@ def test_plain_output_has_few_lines_and_the_last_step():
     steps = [line for line in err.splitlines() if "step" in line]
     assert [line.split()[2] for line in steps] == ["1", "21", "41", "50"]
     assert steps[-1] == "dtrain: step 50 of 50 · loss 2 · 2.0 steps/s"
+    _, err = shown([report(50, 0.5, f"rank-{rank}", total=50) for rank in (2, 1, 0)])
+    assert err.count("dtrain: step 50 of 50") == 1
 
 
 @pytest.mark.parametrize("loss", [2.0, float("nan"), float("inf")])
@@ -127,3 +131,13 @@ def test_json_has_every_report(loss):
     assert (first["host"], first["process"], first["step"]) == ("node0", "rank-0", 1)
     assert first["loss"] == first["metrics"]["lr"] == (2.0 if loss == 2.0 else None)
     assert second["process"] == "rank-1"
+
+
+@pytest.mark.parametrize(
+    ("keys", "job", "devices"),
+    [("gpus: 8", "per: host", 16), ("gpus: 0, slots: 3", "per: gpu", 6), ("gpus: [1, 5]", "", 4)],
+)
+def test_the_devices_are_gpus_or_else_workers(keys, job, devices):
+    job = f"framework: torch, script: a.py, {job}".rstrip(", ")
+    text = f"cluster: {{hosts: [a, b], {keys}}}\njob: {{{job}}}\n"
+    assert build(parse(text, "c.yaml")).devices == devices

@@ -202,7 +202,22 @@ def test_a_stop_is_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     written = journal.Journal(folder.journal)
     for event in (events.StopRequested("Ctrl-C"), events.NoticeShown("Ctrl-C: stopping")):
         written.write(BEGIN, event)
-    assert [one.text for one in summary(folder, BEGIN + 1).events] == ["Ctrl-C: stopping"]
+    found = summary(folder, BEGIN + 1)
+    assert [one.text for one in found.events] == ["Ctrl-C: stopping"]
+    assert found.hosts == ("n1", "n2")  # as planned: the journal does not name them
+
+
+def test_hosts_without_names_are_only_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-2")
+    file = FILE.replace("hosts: [n1, n2]", "slurm: {}, nodes: 2")
+    Record("run-2", Request("c.yaml", "/", file), 29500, "python3", BEGIN).save(folder.path)
+    written = journal.Journal(folder.journal)
+    written.write(BEGIN, events.RunStarted(("node0", "node1")))
+    text = as_text(summary(folder, BEGIN + 1), Paper(80, color=False, unicode=True))
+    assert "Hosts    2 hosts: 4 workers" in text
 
 
 def test_the_comparison_fits_a_terminal(run: Summary) -> None:
@@ -244,6 +259,23 @@ def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:
     text = page(replace(run, ended=BEGIN + week, until=BEGIN + week, curve=curve, samples=samples))
     assert text.count("<rect") > 128 * 100
     assert len(text.encode()) < 5e6
+
+
+def test_samples_fill_the_time_that_they_are_for(run: Summary) -> None:
+    """Also in a short run, whose heat map has more parts than samples; n2 was away for a while."""
+    times = {"n1": range(3, 90, 10), "n2": (3, 13, 23, 63, 73, 83)}
+    samples = {host: tuple(sample(at, 40) for at in found) for host, found in times.items()}
+    fuller = [replace(one, memory_used=60000) for one in samples["n2"][0].gpus]
+    samples["n2"] = tuple(replace(one, gpus=tuple(fuller)) for one in samples["n2"])
+    text = page(replace(run, ended=BEGIN + 93, until=BEGIN + 93, samples=samples))
+    heat = text[text.index('<div class="heat">') :]
+    rows = re.findall(r'<div class="row">.*?</svg>', heat, re.DOTALL)
+    assert [row.count("<rect") for row in rows[:2]] == [1, 2]
+    least, most = re.findall(r'<polyline points="([^"]*)"', text)[-2:]
+    assert least != most
+    assert {one.split(",")[1] for one in least.split()} == {"33.33"}  # not up and down again
+    marks = re.findall(r'<div class="row"><span>(\d [a-z]+)<', page(replace(run, state="stopped")))
+    assert marks == ["1 failed", "2 stopped"]
 
 
 def test_a_loss_that_explodes_still_has_a_curve(run: Summary) -> None:

@@ -54,6 +54,10 @@ class Board:
     trend: list[float] = field(default_factory=list)
     """The mean use of the GPUs in percent, every `TREND_STEP` seconds, the last one last."""
     trend_due: float = 0.0
+    hosts_known: bool = True
+    """Whether the hosts have names, see `LaunchPlan.hosts_known`."""
+    detail: str = ""
+    """What a host's last state says, such as why the job is queued."""
     attended: bool = True
     """Whether a launcher is in charge of the run."""
 
@@ -66,8 +70,8 @@ class Board:
                 self._expect(plan)
             case events.AttemptPlanned(plan) | events.HostsPlanned(plan):
                 self._expect(plan)
-            case events.HostState(host, state) if host in self.hosts:
-                self.hosts[host].state = state
+            case events.HostState(host, state, detail) if host in self.hosts:
+                self.hosts[host].state, self.detail = state, detail
                 return True
             case events.ProgressReported(_, report):
                 return self.progress.add(report)
@@ -77,7 +81,7 @@ class Board:
 
     def _expect(self, plan: LaunchPlan) -> None:
         """The hosts and workers of a new attempt."""
-        self.workers = plan.world_size
+        self.workers, self.hosts_known = plan.world_size, plan.hosts_known
         self.progress = ProgressLine()
         self.progress.expect(plan)
         self.hosts = {

@@ -43,7 +43,7 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
         first(words(board, troubles, now), max(1, rows // 8), columns) if free > 8 else []
     )
     free -= len(shown_troubles)
-    table = _Table(board, troubles, columns, now).lines(free - max(_LEAST_OUTPUT, rows // 4))
+    table = _table(board, troubles, columns, now, free - max(_LEAST_OUTPUT, rows // 4))
     lines = [*head, *table, *shown_troubles]
     if len(lines) < rows:
         lines.append(Text(f"{_SEPARATOR * 2} output ".ljust(columns, _SEPARATOR), "dim"))
@@ -66,7 +66,7 @@ def snapshot(board: Board, now: float) -> str:
     """The dashboard as text, with all hosts and without output."""
     columns = 120
     troubles = board.troubles()
-    table = _Table(board, troubles, columns, now).lines(len(board.hosts) + 1)
+    table = _table(board, troubles, columns, now, len(board.hosts) + 1)
     lines = [*_head(board, columns, now), *table, *words(board, troubles, now)]
     return "".join(f"{line.plain.rstrip()}\n" for line in lines)
 
@@ -163,6 +163,19 @@ class _Column:
     """Text and style."""
     mean: Callable[[Sequence[HostRow]], str] = lambda hosts: ""
     """One text for hosts whose cells differ."""
+
+
+def _table(
+    board: Board,
+    troubles: Mapping[str, Mapping[int, GpuTrouble]],
+    columns: int,
+    now: float,
+    rows: int,
+) -> list[Text]:
+    """The hosts, in at most ``rows`` lines; before they have names, what they wait for."""
+    if board.hosts_known:
+        return _Table(board, troubles, columns, now).lines(rows)
+    return [Text(f" {clean(board.detail)}")] if board.detail else []
 
 
 class _Table:

@@ -65,7 +65,7 @@ class Plain(RunReceiver):
         self._starting: set[str] = set()
         self._unreachable: set[str] = set()
         self._progress_line = ProgressLine()
-        self._last_progress = float("-inf")
+        self._last_progress, self._last_text = float("-inf"), ""
 
     def on_event(self, event: events.RunEvent) -> None:
         match event:
@@ -188,7 +188,10 @@ class Plain(RunReceiver):
         due = report.time >= self._last_progress + BETWEEN_LINES or report.step == report.total
         if self._progress_line.add(report) and due and not followed:
             self._last_progress = report.time
-            self._notice(self._progress_line.text)
+            text = self._progress_line.text
+            if text != self._last_text:  # all ranks report the last step
+                self._notice(text)
+            self._last_text = text
 
     def flush(self, now: float) -> None:
         for stream, text in self._bars.take(now):

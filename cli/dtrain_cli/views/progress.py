@@ -20,11 +20,11 @@ class ProgressLine:
         self.last: Progress | None = None
         """The last report that represents the job."""
         self._expected: Expected | None = None
-        self._gpus = 0
+        self._devices = 0
 
     def expect(self, plan: LaunchPlan) -> None:
         """Compare the job with what its plan expects, if the cluster file says it."""
-        self._expected, self._gpus = plan.job.expected, plan.world_size
+        self._expected, self._devices = plan.job.expected, plan.devices
 
     def add(self, report: Progress) -> bool:
         """Return whether ``report`` represents the job."""
@@ -72,7 +72,7 @@ class ProgressLine:
         if expected is None or not expected.step_time or not steps:
             return ""
         tokens = self._pace.tokens_per_second
-        mfu = expected.mfu(tokens, self._gpus) if tokens else None
+        mfu = expected.mfu(tokens, self._devices) if tokens else None
         if not mfu:
             return f"{expected.step_time * steps * 100:.0f} % of the planned speed"
         planned = mfu / (steps * expected.step_time)

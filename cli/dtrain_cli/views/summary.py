@@ -65,6 +65,10 @@ def as_text(run: Summary, paper: Paper, written: Sequence[str] = ()) -> str:
     return "\n".join(filter(None, (paper.sections(sections), ended.lstrip("\n"))))
 
 
+def _hosts(run: Summary, shown: Callable[[Sequence[str]], str]) -> str:
+    return shown(run.hosts) if run.hosts else counted(len(run.record.plan.hosts), "host")
+
+
 def facts(run: Summary) -> list[tuple[str, str]]:
     """Titles and values about the whole run."""
     last = _last_step(run)
@@ -80,7 +84,7 @@ def facts(run: Summary) -> list[tuple[str, str]]:
         ("Began", _moment(run.began)),
         ("Launcher", "" if run.attended else f"none; {attach_hint(run.record.run)}"),
         ("Took", names.spent(run.until - run.began)),
-        ("Hosts", f"{names.hosts(run.hosts)}: {counted(run.workers, 'worker')}{gpus}"),
+        ("Hosts", f"{_hosts(run, names.hosts)}: {counted(run.workers, 'worker')}{gpus}"),
         ("Code", code(run.code) if run.code is not None else ""),
         ("Steps", f"{last:,}" if last is not None else ""),
         ("Loss", f"{losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""),
@@ -202,7 +206,7 @@ def comparison(first: Summary, second: Summary, paper: Paper) -> str:
     """Return two runs side by side."""
     both = [*zip(("first", "second"), (first, second), strict=True)]
     facts = [
-        (which, clean(run.record.run), names.brief(run.hosts), run.state) for which, run in both
+        (which, clean(run.record.run), _hosts(run, names.brief), run.state) for which, run in both
     ]
     rows = [
         (title, show(one), show(two), _ratio(one, two))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
+from statistics import median
 from typing import Any
 
 from dtrain.failures.traceback import shorten
@@ -16,6 +17,7 @@ from dtrain.hostlist import in_order
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.summary import Summary
+from dtrain.runs.telemetry import PERIOD
 from dtrain_cli.views import names
 from dtrain_cli.views.html import percent, rendered
 from dtrain_cli.views.summary import (
@@ -140,7 +142,8 @@ def _attempt(one: AttemptTime, run: Summary, length: float) -> dict[str, Any]:
                 "title": f"{TITLES[what]}: {lasted} from +{names.spent(begin - began)}",
             }
         )
-    ends = "done" if one.ok else "failed" if one.ok is False else run.state
+    # Only a run that has failed has a next attempt.
+    ends = run.state if one is run.goodput.attempts[-1] else "failed"
     number, begun, lasted, steps, why = attempt_row(one, run)
     return {
         "number": number,
@@ -161,46 +164,59 @@ def _curves(run: Summary, length: float) -> Iterable[dict[str, Any] | None]:
             if (found := value(point)) is not None and math.isfinite(found)
         ]
 
-    yield _curve("Loss", "", of_job(lambda point: point.loss), length)
-    yield _curve("Tokens per second", "", of_job(lambda point: point.tokens_per_second), length)
-    yield _curve("Time of a step", "s", of_job(lambda point: point.step_time), length)
+    yield _curve("Loss", "", length, of_job(lambda point: point.loss))
+    yield _curve("Tokens per second", "", length, of_job(lambda point: point.tokens_per_second))
+    yield _curve("Time of a step", "s", length, of_job(lambda point: point.step_time))
     gpus: list[tuple[float, float]] = []
     hosts: list[tuple[float, float]] = []
     for samples in run.samples.values():
         for sample in samples:
             used = [gpu.memory_used for gpu in sample.gpus if gpu.memory_used is not None]
             if used:
-                gpus.append((sample.time - run.began, max(used) / 1024))
+                gpus += [(sample.time - run.began, of(used) / 1024) for of in (min, max)]
             elif sample.memory is not None:
                 hosts.append((sample.time - run.began, sample.memory[0] / 2**30))
-    if gpus:
-        yield _curve("Memory of GPUs, least and most", "GiB", sorted(gpus), length)
-    else:
-        yield _curve("Memory of hosts, least and most", "GiB", sorted(hosts), length)
+    what, values = ("GPUs", gpus) if gpus else ("hosts", hosts)
+    title = f"Memory of {what}, least and most"
+    yield _curve(title, "GiB", length, *_extremes(values, length))
 
 
-def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, Any] | None:
+def _extremes(values: Points, length: float) -> tuple[Points, Points]:
+    """The least and the greatest values of all hosts over time. Each part of the time has at least
+    one sample of each host."""
+    least, most = [], []
+    step = max(2 * PERIOD, length / BINS)
+    for place, group in groupby(sorted(values), key=lambda one: one[0] // step):
+        found = [value for _, value in group]
+        at = (place + 0.5) * step
+        least.append((at, min(found)))
+        most.append((at, max(found)))
+    return least, most
+
+
+def _curve(title: str, unit: str, length: float, *series: Points) -> dict[str, Any] | None:
+    """One or more lines in one chart; None if they have no points."""
+    values = sorted(chain(*series), key=itemgetter(0))
     if not values:
         return None
     low, high = min(value for _, value in values), max(value for _, value in values)
     bottom = 0.0 if low >= 0 else low
     span = (high / 2 - bottom / 2) or 1.0  # halves: the whole may be more than a float can be
-    thinned: list[tuple[float, float]] = []
-    for _, group in groupby(values, key=lambda one: int(one[0] / length * BUCKETS)):
-        parts = list(group)
-        value = itemgetter(1)
-        ends = {parts.index(min(parts, key=value)), parts.index(max(parts, key=value))}
-        thinned += [parts[place] for place in sorted(ends)]
-    places = [
-        (min(max(at / length, 0), 1) * 1000, 100 - (value / 2 - bottom / 2) / span * 100)
-        for at, value in (thinned if len(thinned) > 1 else thinned * 2)
-    ]
+
+    def path(points: Points) -> str:
+        places = [
+            (min(max(at / length, 0), 1) * 1000, 100 - (value / 2 - bottom / 2) / span * 100)
+            for at, value in (points if len(points) > 1 else [*points] * 2)
+        ]
+        return " ".join(f"{x:.1f},{y:.2f}" for x, y in places)
+
+    thinned = _thinned(values, length)
     every = max(1, len(thinned) // ROWS)
     unit = f" {unit}" if unit else ""
     return {
         "title": title,
-        "path": " ".join(f"{x:.1f},{y:.2f}" for x, y in places),
-        "dot": len(thinned) == 1,
+        "paths": [path(_thinned(points, length)) for points in series],
+        "dot": len(series[0]) == 1,
         "high": f"{_amount(high)}{unit}",
         "low": _amount(bottom),
         "description": f"{title}: from {_amount(values[0][1])} to {_amount(values[-1][1])}{unit}, "
@@ -208,6 +224,16 @@ def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, An
         "rows": [(f"+{names.spent(at)}", _amount(value)) for at, value in thinned[::every]],
         "head": ("time", f"{title.lower()}{f', {unit.strip()}' if unit else ''}"),
     }
+
+
+def _thinned(values: Points, length: float) -> Points:
+    thinned: list[tuple[float, float]] = []
+    for _, group in groupby(values, key=lambda one: int(one[0] / length * BUCKETS)):
+        parts = list(group)
+        value = itemgetter(1)
+        ends = {parts.index(min(parts, key=value)), parts.index(max(parts, key=value))}
+        thinned += [parts[place] for place in sorted(ends)]
+    return thinned
 
 
 def _amount(value: float) -> str:
@@ -221,16 +247,28 @@ def _heat(run: Summary, length: float) -> dict[str, Any] | None:
     rows = []
     for host in in_order(run.samples)[:MOST_HOSTS]:
         bins: dict[int, list[float]] = {}
-        for sample in run.samples[host]:
-            place = int((sample.time - run.began) / length * BINS)
+        for begin, end, sample in _covered(run.samples[host]):
             value = use(sample)
-            if value is not None and 0 <= place <= BINS:
-                bins.setdefault(min(place, BINS - 1), []).append(value)
+            first, last = ((at - run.began) / length * BINS for at in (begin, end))
+            if value is not None and last > 0 and first <= BINS:
+                for place in range(
+                    max(0, int(first)), min(BINS, max(math.ceil(last), int(first) + 1))
+                ):
+                    bins.setdefault(place, []).append(value)
         if bins:
             rows.append(_heat_row(host, bins))
     if not rows:
         return None
     return {"what": "GPUs" if with_gpus else "CPUs", "rows": rows, "levels": range(LEVELS + 1)}
+
+
+def _covered(samples: Sequence[Sample]) -> Iterable[tuple[float, float, Sample]]:
+    """Each sample with the begin and the end of its time. A host may have been away between two."""
+    times = [sample.time for sample in samples]
+    between = [after - before for before, after in pairwise(times)]
+    usual = max(PERIOD, median(between)) if between else PERIOD
+    for sample, after in zip(samples, [*times[1:], math.inf], strict=True):
+        yield sample.time, min(sample.time + usual, max(after, sample.time)), sample
 
 
 def _heat_row(host: str, bins: dict[int, list[float]]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ equal ranks whose times vary by 5 % (standard deviation), no rank is found.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
+from itertools import chain
 from statistics import median
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -64,6 +65,8 @@ CAUSES: Mapping[Cause, str] = {
     "unknown": "cause unknown",
 }
 
+Seen = Mapping[tuple[str, str], Collection[Cause]]
+"""The causes that the telemetry shows, by host and process."""
 
 RECOVERED = "no rank is slower than the others any more"
 
@@ -171,18 +174,26 @@ class _Rank:
         blocks = sum(one.slow for one in self.history)
         self.slow = blocks >= SLOW_BLOCKS or (self.slow and blocks > RECOVERED_BLOCKS)
 
-    def cause(self, seen: Collection[Cause]) -> Cause:
+    def measured_cause(self) -> Cause:
         extra = sum(excess.seconds for excess in self.history)
         if sum(excess.data for excess in self.history) > extra / 2:
             return "data"
         if sum(excess.queued for excess in self.history) > extra / 2:
             return "cpu"
-        return next((cause for cause in CAUSES if cause in seen), "unknown")
+        return "unknown"
+
+
+def seen_cause(host: str, process: str, seen: Seen) -> Cause:
+    """The likely cause of those that the telemetry shows for a process: the one that the fewest
+    others show. A busy CPU slows all ranks of a host, a hot GPU only one."""
+    others = Counter(chain.from_iterable(seen.values()))
+    found = [cause for cause in CAUSES if cause in seen.get((host, process), ())]
+    return min(found, key=lambda cause: others[cause], default="unknown")
 
 
 def causes_seen(sample: Sample, job_gpus: Collection[int]) -> dict[str, set[Cause]]:
-    """The causes that a host's telemetry shows, for each process. ``job_gpus``: indices of the GPUs
-    that the job uses; empty means all."""
+    """The causes that a host's telemetry shows, for each process, and for each of `gpus_of_ranks`.
+    ``job_gpus``: indices of the GPUs that the job uses; empty means all."""
     own = sum(rank.cpu or 0.0 for rank in sample.ranks)
     cpus = sample.cpus or 0
     full = (sample.cpu or 0.0) > BUSY_CPUS * cpus > 0
@@ -192,7 +203,7 @@ def causes_seen(sample: Sample, job_gpus: Collection[int]) -> dict[str, set[Caus
         of_host.add("network")
     seen: dict[str, set[Cause]] = {rank.process: {*of_host} for rank in sample.ranks}
     for process, gpu in gpus_of_ranks(sample, job_gpus):
-        causes = seen.get(process, set())
+        causes = seen.setdefault(process, {*of_host})
         if gpu.throttled:
             causes.add("clock")
         if gpu.others:
@@ -209,19 +220,17 @@ def gpus_of_ranks(sample: Sample, job_gpus: Collection[int]) -> list[tuple[str, 
     return [(rank.process, gpu) for rank, gpu in zip(ranks, gpus, strict=True)]
 
 
-def less_active(
-    slow: Sequence[tuple[str, str, float]], seen: Mapping[str, Collection[Cause]]
-) -> Straggler | None:
+def less_active(slow: Sequence[tuple[str, str, float]], seen: Seen) -> Straggler | None:
     """The result of `GpuActivity.slow`, with the likely cause for the slowest rank."""
     if not slow:
         return None
-    first = seen.get(slow[0][0], ())
+    process, host, slower = slow[0]
     return Straggler(
         processes=tuple(process for process, _, _ in slow),
         hosts=in_order(host for _, host, _ in slow),
         whole_host=False,
-        slower=slow[0][2],
-        cause=next((cause for cause in CAUSES if cause in first), "unknown"),
+        slower=slower,
+        cause=seen_cause(host, process, seen),
         step=0,
         measured="activity",
     )
@@ -263,11 +272,8 @@ class StragglerDetector:
             self._judged = oldest
             self._judge(self._waiting.pop(oldest))
 
-    def find(
-        self, seen: Mapping[str, Collection[Cause]] = MappingProxyType({})
-    ) -> Straggler | None:
-        """The ranks that are slow now. ``seen`` has, for each process, the causes that the
-        telemetry of its host shows."""
+    def find(self, seen: Seen = MappingProxyType({})) -> Straggler | None:
+        """The ranks that are slow now."""
         slow: list[str] = []
         for group in {rank.group for rank in self._ranks.values() if rank.slow}:
             members = {name: one for name, one in self._ranks.items() if one.group == group}
@@ -280,26 +286,27 @@ class StragglerDetector:
         hosts = in_order(self._ranks[name].host for name in slow)
         on_hosts = [name for name, rank in self._ranks.items() if rank.host in hosts]
         worst = self._ranks[slow[0]]
+        cause = worst.measured_cause()
         return Straggler(
             processes=tuple(slow),
             hosts=hosts,
             whole_host=len(on_hosts) * 3 <= len(slow) * 4 and len(slow) >= 2 * len(hosts),
             slower=round(worst.slower, 3),
-            cause=worst.cause(seen.get(slow[0], ())),
+            cause=seen_cause(worst.host, slow[0], seen) if cause == "unknown" else cause,
             step=(self._judged + 1) * STEPS,
         )
 
-    def _with_bad_network(self, seen: Mapping[str, Collection[Cause]]) -> Straggler | None:
+    def _with_bad_network(self, seen: Seen) -> Straggler | None:
         """The ranks whose hosts have a bad network, if all ranks wait longer than usual."""
         if len(self._waits) <= BLOCKS:
             return None
         hosts = len({rank.host for rank in self._ranks.values()})
         most = len(self._ranks) // 2
         cause: Cause = "network"
-        ranks = [name for name in self._ranks if cause in seen.get(name, ())]
+        ranks = self._that_show(cause, seen)
         if not ranks:
             cause = "far"
-            ranks = [name for name in self._ranks if cause in seen.get(name, ())]
+            ranks = self._that_show(cause, seen)
             most = len(self._ranks) if hosts == 2 else most
         if not 0 < len(ranks) <= most:
             return None
@@ -317,6 +324,11 @@ class StragglerDetector:
             step=(self._judged + 1) * STEPS,
             measured="network",
         )
+
+    def _that_show(self, cause: Cause, seen: Seen) -> list[str]:
+        return [
+            name for name, rank in self._ranks.items() if cause in seen.get((rank.host, name), ())
+        ]
 
     def _waits_longer(self, usual: float, limit: float) -> float | None:
         """The part of a step by which all ranks wait longer than ``usual`` seconds. None if it is

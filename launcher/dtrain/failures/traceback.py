@@ -32,6 +32,8 @@ _CHAINED = (
 _IGNORED = "Exception ignored "
 """Begins the line above the traceback of an exception that nothing could catch, such as in
 ``__del__``: the process goes on."""
+_CUT = r"…(?: (over )?([0-9,]+) lines of the message left out)?"
+"""Stands for lines that were left out before."""
 _NATIVE_FRAME = r"frame #\d+: |<omitting python frames>|\s+@ +0x"
 """Lines of a native stack trace, which would hide the message."""
 _NATIVE_REPORT = r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} "
@@ -91,7 +93,10 @@ def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
     if left_out <= 1:
         return traceback
     head = begin + most // 2
-    middle = f"… {left_out:,} lines of the message left out"
+    cuts = [re.fullmatch(_CUT, line) for line in lines[head : head + left_out]]
+    count = sum(int((cut[2] or "0").replace(",", "")) if cut else 1 for cut in cuts)
+    over = "over " if any(cut and (cut[1] or not cut[2]) for cut in cuts) else ""
+    middle = f"… {over}{count:,} lines of the message left out"
     return "\n".join([*lines[:head], middle, *lines[head + left_out :]])
 
 

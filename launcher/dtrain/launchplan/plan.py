@@ -114,6 +114,16 @@ class LaunchPlan:
         object.__setattr__(self, "world_size", size)
 
     @property
+    def gpus(self) -> int:
+        """GPUs of the whole job: the ranks of a host do not always have one each."""
+        return sum(len(part.host.gpus) for part in self.hosts)
+
+    @property
+    def devices(self) -> int:
+        """The GPUs; without any, the worker processes, which compute on CPUs."""
+        return self.gpus or self.world_size
+
+    @property
     def host_names(self) -> tuple[str, ...]:
         return tuple(part.host.name for part in self.hosts)
 

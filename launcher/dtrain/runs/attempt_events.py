@@ -69,10 +69,11 @@ class AttemptEvents:
             case events.PhasesSpent(at, step, seconds, process):
                 self._point((process, False), then, at, step, seconds)
             case events.StallChanged(found):
-                if self.hung and self.hung[-1][1] == math.inf:
-                    self.hung[-1] = (self.hung[-1][0], then)
+                self.hung = [(begin, min(until, then)) for begin, until in self.hung]
                 if found is not None:
                     self.hung.append((then - found.seconds, math.inf))
+            case events.HangDetected(spent, ends):
+                self.hung.append((then - spent, math.inf if ends else then))
             case events.HostState(host, state):
                 self._host_state(then, host, state)
             case events.StopRequested():
@@ -92,7 +93,7 @@ class AttemptEvents:
         """The journal has no more events. ``end``: of an attempt that has not ended."""
         self.end = min(self.end, end)
         # Reports that arrive after the end of an attempt, and states that last until its end.
-        over = min(self.end, self.stopped)
+        over = min(self.end, self.stopped, self.failed)
         self.hung = [(begin, min(until, over)) for begin, until in self.hung]
         if self.queued is not None:
             self.waits.append((self.queued, self.end))

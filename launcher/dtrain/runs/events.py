@@ -201,6 +201,17 @@ class StallChanged(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class HangDetected(JournalEvent):
+    """No worker has written output or reported progress for as long as `job.watchdog` allows."""
+
+    kind = "hang"
+    seconds: Annotated[float, Range(0, 1e9)]
+    """Since the last output."""
+    ends: bool
+    """Whether the attempt ends because of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class StacksReported(JournalEvent):
     """Where the workers were when a user asked for it."""
 

@@ -26,6 +26,8 @@ from dataclasses import field
 from dtrain.records import dataclass
 from dtrain.runs.attempt_events import AttemptEvents, ProgressPoint, Records, attempts_in
 
+DELAY = 1.0
+"""Seconds within which a report reaches the launcher, which sees a hang from then on."""
 CLASSES = ("start", "data", "steps", "save", "load", "lost", "waiting", "hung", "other")
 
 
@@ -135,7 +137,8 @@ def _timed(one: AttemptEvents, resumed: float, reports: bool) -> AttemptTime:
         segments = _painted(segments, (lost, working), "lost")
     for part in one.waits:
         segments = _painted(segments, part, "waiting")
-    for begin, until in one.hung:
+    for seen, until in one.hung:
+        begin = max((at for at, _, _ in points if seen - DELAY < at < seen), default=seen)
         segments = _painted(segments, (max(begin, one.begin), until), "hung")
     return AttemptTime(
         one.number,

@@ -87,14 +87,14 @@ def measured(curve: Sequence[Point], spent: Goodput, memory_gib: float | None) -
     )
 
 
-def differences(expected: Expected, found: Measured, gpus: int) -> list[Difference]:
-    """The planned values that the run has measured, too. ``gpus``: how many it used."""
+def differences(expected: Expected, found: Measured, devices: int) -> list[Difference]:
+    """The planned values that the run has measured, too. ``devices``: how many it used."""
     pairs = [
         ("step time", "s", expected.step_time, found.step_time),
         ("peak memory", "GiB", expected.memory_gib, found.memory_gib),
     ]
     rate = found.tokens_per_second
-    mfu = expected.mfu(rate, gpus) if rate is not None else None
+    mfu = expected.mfu(rate, devices) if rate is not None else None
     if mfu is not None and expected.step_time and found.step_time:
         # The steps are the same, so the planned MFU follows from the measured one.
         pairs.insert(1, ("MFU", "%", mfu * 100 * found.step_time / expected.step_time, mfu * 100))

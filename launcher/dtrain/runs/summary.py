@@ -10,6 +10,7 @@ from itertools import chain
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import Straggler
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import CodeFound, Revision, read_event
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
@@ -54,7 +55,7 @@ class Summary:
     record: Record
     folder: str
     hosts: tuple[str, ...]
-    """All hosts that it has used."""
+    """All hosts that it has used; empty before an engine has chosen them."""
     workers: int
     gpus: int
     code: Revision | None
@@ -97,7 +98,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     records = list(reader.read())
     attended = folder.in_charge() is not None
     records += reader.read()  # a launcher may have written the end meanwhile, and exited
-    hosts = _hosts(records)
+    hosts = _hosts(records, plan)
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
     clocks = HostClocks(records)
     samples = {
@@ -128,15 +129,14 @@ def summary(folder: RunFolder, now: float) -> Summary:
         if isinstance(event, events.StragglersChanged) and event.found is not None
     )
     expected = plan.job.expected
-    gpus = sum(len(part.host.gpus) for part in plan.hosts)
     # The plan is for all hosts.
-    compared = differences(expected, found, gpus) if expected and not record.dropped else []
+    compared = differences(expected, found, plan.devices) if expected and not record.dropped else []
     return Summary(
         record=record,
         folder=str(folder.path),
         hosts=hosts,
         workers=plan.world_size,
-        gpus=gpus,
+        gpus=plan.gpus,
         code=_code(records),
         began=records[0][0] if records else record.started,
         ended=known.ended,
@@ -176,12 +176,14 @@ def against_plan(folder: RunFolder, now: float) -> str:
     return "; ".join(filter(None, [*parts, run.differs]))
 
 
-def _hosts(records: Records) -> tuple[str, ...]:
-    """All hosts of all attempts. Names that stand for hosts count only if none was allocated."""
+def _hosts(records: Records, plan: LaunchPlan) -> tuple[str, ...]:
+    """All hosts of all attempts."""
     seen = [event for _, event in records]
-    allocated = [one.hosts for one in seen if isinstance(one, events.HostsAllocated)]
-    named = [one.hosts for one in seen if isinstance(one, events.RunStarted | events.NextAttempt)]
-    return tuple(dict.fromkeys(chain.from_iterable(allocated or named)))
+    found = [one.hosts for one in seen if isinstance(one, events.HostsAllocated)]
+    if not found and plan.hosts_known:
+        named = (events.RunStarted, events.NextAttempt)
+        found = [one.hosts for one in seen if isinstance(one, named)] or [plan.host_names]
+    return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 def _code(records: Records) -> Revision | None:

@@ -52,7 +52,8 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
                 named.place,
                 "a spare replaces a host that fails; remove it from one of the lists",
             )
-    if "hosts" not in cluster.values or not cluster.sound("spares"):
+    # With ``nodes``, an engine chooses the hosts, and has no overrides.
+    if "hosts" not in cluster.values or not cluster.sound("spares") or "nodes" in cluster:
         return
     known = {**hosts, **spares}
     # Settings may replace the hosts or spares. Overrides of the former ones stay in the file.

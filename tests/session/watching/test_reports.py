@@ -116,6 +116,22 @@ def test_the_first_step_is_journaled_at_once(folder: RunFolder) -> None:
     assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [0, 1]
 
 
+def test_the_first_step_of_rank_0_is_journaled_at_once_after_that_of_another_rank(
+    folder: RunFolder,
+) -> None:
+    """The time of a step comes from two reports of one rank, also in a run of some seconds."""
+    reports = reports_to(Recorder(folder, Observer()))
+    for rank, step in ((3, 1), (0, 1), (3, 2), (0, 2), (0, 9)):
+        reports.add("gpu01", f"rank-{rank}.progress", made(step))
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    found = [one.report for one in journaled if isinstance(one, events.Progressed)]
+    assert [(one.process, one.step) for one in found] == [
+        ("rank-3", 1),
+        ("rank-0", 1),
+        ("rank-0", 9),
+    ]
+
+
 def test_the_last_step_of_a_job_that_hangs_is_journaled(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from dtrain.launchplan.plan import Process
 from dtrain.messages.agent import Exited, Stack, StacksDone
+from dtrain.runs import events
 from dtrain.runs.events import StacksReported
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import StepReport
@@ -22,12 +23,18 @@ from dtrain.session.watching.steps import StepWatch
 from dtrain.session.watching.worker_watch import WorkerWatch
 
 
-def watching(then: str, silence: float | None = 0.0, **link: Any) -> tuple[WorkerWatch, list[str]]:
+def watching(
+    then: str,
+    silence: float | None = 0.0,
+    recorded: list[events.JournalEvent] | None = None,
+    **link: Any,
+) -> tuple[WorkerWatch, list[str]]:
     """A watchdog that finds one host too quiet, and its notices."""
     notices: list[str] = []
+    recorded = [] if recorded is None else recorded
     watchdog = SimpleNamespace(silence=silence, then=then)
     plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
-    recorder = SimpleNamespace(notice=notices.append)
+    recorder = SimpleNamespace(notice=notices.append, record=recorded.append)
     folder = SimpleNamespace(sizes=lambda plan: {}, path=Path("/none"), name="run-1")
     context: Any = SimpleNamespace(plan=plan, recorder=recorder, steps=StepWatch(1), folder=folder)
     usual = {"reachable": True, "reported_end": False}
@@ -44,11 +51,15 @@ def watching(then: str, silence: float | None = 0.0, **link: Any) -> tuple[Worke
 @pytest.mark.parametrize(("then", "ends"), [("report", False), ("stop", True), ("restart", True)])
 def test_a_failure_while_stacks_are_collected(then: str, ends: bool) -> None:
     """It is the cause, unless the job ends because of the hang."""
-    watch, notices = watching(then)
+    recorded: list[events.JournalEvent] = []
+    watch, notices = watching(then, recorded=recorded)
     assert not watch.look()
     (notice,) = notices
     assert notice.endswith("; collecting stacks")
     assert bool(watch.why) is ends
+    (hang,) = recorded
+    assert isinstance(hang, events.HangDetected)
+    assert hang.ends is ends
 
 
 @pytest.mark.parametrize("over", [False, True])

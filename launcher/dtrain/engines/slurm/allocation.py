@@ -32,7 +32,7 @@ def check(number: str, state: SlurmState | None, nodes: int) -> None:
         why = f"the job is {state.state}" if state is not None else "Slurm does not know the job"
     elif len(state.hosts) != nodes:
         have = len(state.hosts)
-        why = f"it has {counted(have, 'machine')}, and the job needs {nodes}"
+        why = f"the allocation has {counted(have, 'machine')}, and the job needs {nodes}"
         hint = f"set 'nodes: {have}', or use `salloc --nodes={nodes}`; {hint}"
     else:
         return

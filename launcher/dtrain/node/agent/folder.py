@@ -82,7 +82,10 @@ def cannot_write(error: OSError, folder: bytes) -> RefusedError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         disk = os.statvfs(nearest_folder(folder))
         quota = "your quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
-        free = "%d bytes free" % (disk.f_bavail * disk.f_frsize)
+        free = "%d KiB free, and a launch needs %d" % (
+            disk.f_bavail * disk.f_frsize >> 10,
+            LEAST_FREE >> 10,
+        )
         if disk.f_files and not disk.f_favail:
             free = "no inode free"
         return RefusedError(

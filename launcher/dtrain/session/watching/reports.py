@@ -43,8 +43,8 @@ class ProgressReports:
         # journaled may call back.
         self._lock = threading.RLock()
         self._phases: Mapping[str, float] = {}
-        self._begun = False
-        """Whether a step is in the journal."""
+        self._begun: tuple[str, bool] | None = None
+        """The source of the last reports whose first step is in the journal."""
         self._done = 0
         """Steps, as of the last report with its phases."""
         self._due: dict[str, float] = {}
@@ -97,9 +97,11 @@ class ProgressReports:
         self._recorder.observer.on_event(events.ProgressReported(host, report))
         with self._lock:
             if self._representative.reports(report):
-                # `dtrain report` counts the time until the first step as the start.
-                first = report.step > 0 and not self._begun
-                self._begun |= first
+                # `dtrain report` counts the time until the first step as the start, and measures
+                # steps between reports of one source: the fastest rank may report before rank 0.
+                first = report.step > 0 and report.source != self._begun
+                if first:
+                    self._begun = report.source
                 at_once = first or report.step == report.total
                 self._journal(events.Progressed(report), at_once=at_once)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from dtrain.failures.activity import GpuActivity
 from dtrain.failures.round_trips import RoundTripTimes
@@ -28,13 +28,12 @@ class StepWatch:
 
     def __init__(self, world_size: int) -> None:
         self._lock = threading.Lock()
-        self._world_size = world_size
         self._stragglers = StragglerDetector(world_size)
         self._stalls = StallDetector(world_size)
         self._activity = GpuActivity()
         self._trips = RoundTripTimes()
-        self._seen: dict[str, dict[Cause, float]] = {}
-        """When the telemetry has last shown a cause, for each process."""
+        self._seen: dict[str, dict[tuple[str, Cause], float]] = {}
+        """When the telemetry of each host has last shown a cause for a process."""
 
     def add(self, host: str, report: StepReport, now: float) -> None:
         """Add a report that arrived from ``host`` at ``now`` (`time.monotonic`)."""
@@ -69,18 +68,22 @@ class StepWatch:
             if host in self._trips.far(now):
                 for causes in found.values():
                     causes.add("far")
-            for process, causes in found.items():
-                if causes and (process in self._seen or len(self._seen) < self._world_size):
-                    self._seen.setdefault(process, {}).update(dict.fromkeys(causes, now))
+            last = self._seen.get(host, {})
+            shown = [(process, cause) for process, causes in found.items() for cause in causes]
+            self._seen[host] = _recent(last, now) | dict.fromkeys(shown, now)
 
     def stragglers(self, now: float) -> Straggler | None:
         """The ranks that are slow at ``now``."""
         with self._lock:
-            seen = {
-                process: {cause for cause, then in causes.items() if now - then < REMEMBERED}
-                for process, causes in self._seen.items()
-            }
+            seen: dict[tuple[str, str], set[Cause]] = {}
+            for host, shown in self._seen.items():
+                for process, cause in _recent(shown, now):
+                    seen.setdefault((host, process), set()).add(cause)
             found = self._stragglers.find(seen)
             if found is None and not self._stragglers.knows_compute:
                 found = less_active(self._activity.slow(now), seen)
             return found
+
+
+def _recent(shown: Mapping[tuple[str, Cause], float], now: float) -> dict[tuple[str, Cause], float]:
+    return {what: then for what, then in shown.items() if now - then < REMEMBERED}

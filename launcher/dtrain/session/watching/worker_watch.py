@@ -276,8 +276,10 @@ class WorkerWatch:
 
     def _request_stacks(self, now: float) -> None:
         self._silence = Silence.COLLECTING
+        ends = self._watchdog.then != "report"
+        self._job.recorder.record(events.HangDetected(now - self._since, ends))
         self._job.recorder.notice(f"{self._detected}; collecting stacks")
-        self.where.request(now, abort=self._watchdog.then != "report")
+        self.where.request(now, abort=ends)
 
     def finished(self) -> list[tuple[str, str, float]]:
         """The workers that exited with status 0, as `ended_early` gets them."""
