@@ -49,6 +49,7 @@ def plan(question: Question) -> Plan:
 def test_lower_limits_are_below_the_costs(plan: Plan) -> None:
     for one in (*plan.fitting, *(group.example for group in plan.rejected)):
         assert one.even_time <= one.least_time <= one.time.total * (1 + 1e-12)
+        assert one.even_time <= one.time_with_data * (1 + 1e-12) <= one.time.total
         assert one.least_activations <= one.least_kept <= one.least_memory <= one.memory.total
 
 
