@@ -41,7 +41,8 @@ def batch_of(
 
 
 def usual_batch(shape: Shape, gpus: int) -> int:
-    """Return sequences for about the tokens of `USUAL_BATCHES`, within `USUAL_SHARES` of each GPU.
+    """Return sequences for about the tokens of `USUAL_BATCHES`, within `USUAL_SHARES` of each GPU,
+    and for small models one or more for each GPU if these have no more tokens than the next batch.
 
     The number is a power of two times the odd part of the number of GPUs, so that data ranks get
     equal shares.
@@ -49,6 +50,10 @@ def usual_batch(shape: Shape, gpus: int) -> int:
     usual = next(tokens for below, tokens in USUAL_BATCHES if shape.parameters < below)
     least, most = (share * gpus for share in USUAL_SHARES)
     tokens = min(max(usual, least), most)
+    (small, _), (_, larger), *_ = USUAL_BATCHES
+    if shape.parameters < small:
+        # To split such a model wastes most of the GPUs.
+        tokens = max(tokens, min(gpus * shape.seq_len, larger))
     odd = gpus
     while odd % 2 == 0:
         odd //= 2
