@@ -318,9 +318,9 @@ def test_a_model_that_fits_on_each_gpu_is_copied() -> None:
     ("model", "gpus", "tokens"),
     [
         ("gpt2", 64, 2**19),
-        # A sequence for each GPU, so that none splits so small a model.
+        # A sequence for each GPU, so that none must split the model.
         ("gpt2", 1024, 2**20),
-        ("gpt2", 16_384, 2**24),
+        ("llama-3-8b", 1024, 2**23),
         ("llama-3-8b", 64, 2**22),
         ("llama-3-8b", 8, 8 * 65_536),
         ("llama-3-8b", 16_384, 2**24),
