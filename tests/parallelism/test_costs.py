@@ -113,6 +113,18 @@ def test_more_work_takes_longer_and_more_saved_needs_more(
         assert everything.memory.total <= nothing.memory.total + 1e-9
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
+def test_a_stage_of_one_layer_needs_the_same_with_and_without_full_recompute(name: str) -> None:
+    """Its backward pass holds all activations and the same gradients, kept or computed again."""
+    shape = replace(model(name), layers=1, seq_len=32_768)
+    kept, again = (
+        candidate(shape, Layout(backend="megatron", recompute=recompute), ASSUMED).memory
+        for recompute in ("none", "full")
+    )
+    inputs = again.activations
+    assert again.total == pytest.approx(kept.total + inputs, rel=0.01)
+
+
 @given(splits())
 @settings(max_examples=200, deadline=None)
 def test_a_faster_network_never_takes_longer(split: Split) -> None:

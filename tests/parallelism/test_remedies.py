@@ -148,6 +148,17 @@ def test_the_plan_for_a_near_batch_may_be_for_another_backend() -> None:
     assert text.endswith(f", {seconds(followed.time.total)} a step.")
 
 
+def test_what_replaces_offload_takes_about_as_long_at_most() -> None:
+    """16 RTX 4090 and 8 RTX 5090 would hold all states, but wait an hour for a slow network."""
+    asked = PlanRequest(model="llama-3-8b", gpus=8, gpu="rtx-4090", gpus_per_host=1, network_gbps=1)
+    answer = pose(asked).answer()
+    found = [text for text in remedies(answer) if "would suffice" in text]
+    assert answer.best.layout.offload and found
+    for text in found:
+        _, took = text.split("at most ")
+        assert float(took.removesuffix(" s a step.")) < 1.5 * answer.best.time.total
+
+
 def test_offload_is_suggested_with_the_backend_that_a_plan_for_it_has() -> None:
     asked = PlanRequest(model="gpt-oss-120b", gpus=8, gpu="rtx-4090", global_batch=64)
     (text,) = (text for text in remedies(pose(asked).answer()) if text.startswith("Offload needs"))

@@ -49,6 +49,7 @@ def plan(question: Question) -> Plan:
 def test_lower_limits_are_below_the_costs(plan: Plan) -> None:
     for one in (*plan.fitting, *(group.example for group in plan.rejected)):
         assert one.even_time <= one.least_time <= one.time.total * (1 + 1e-12)
+        assert one.even_time <= one.time_with_data * (1 + 1e-12) <= one.time.total
         assert one.least_activations <= one.least_kept <= one.least_memory <= one.memory.total
 
 
@@ -317,6 +318,9 @@ def test_a_model_that_fits_on_each_gpu_is_copied() -> None:
     ("model", "gpus", "tokens"),
     [
         ("gpt2", 64, 2**19),
+        # A sequence for each GPU, so that none must split the model.
+        ("gpt2", 1024, 2**20),
+        ("llama-3-8b", 1024, 2**23),
         ("llama-3-8b", 64, 2**22),
         ("llama-3-8b", 8, 8 * 65_536),
         ("llama-3-8b", 16_384, 2**24),

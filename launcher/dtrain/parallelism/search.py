@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
 from itertools import product, tee
 from math import inf
 from typing import Any
@@ -51,17 +51,23 @@ class Plan:
     """The result of a search. The memory of a layout is computed when it is asked for: to find the
     best one takes that of a few."""
 
-    layouts: tuple[Candidate, ...]
-    """All layouts without offload of the optimizer, and those with it that `search` adds."""
+    own: tuple[Candidate, ...]
+    before: Plan | None = None
+    """A plan whose layouts come before its own. What it has found is not searched again."""
+
+    @cached_property
+    def layouts(self) -> tuple[Candidate, ...]:
+        """All layouts without offload of the optimizer, and those with it that `search` adds."""
+        return (*self.before.layouts, *self.own) if self.before else self.own
 
     @cached_property
     def best(self) -> Candidate | None:
         return next(self.ranked(), None)
 
-    @cached_property
+    @property
     def on_gpus(self) -> Plan:
         """The plan of the layouts without offload."""
-        return Plan(tuple(one for one in self.layouts if not one.layout.offload))
+        return self.before or Plan(tuple(one for one in self.own if not one.layout.offload))
 
     def ranked(self) -> Iterator[Candidate]:
         """Yield the layouts that fit, best first: see `rank_key`."""
@@ -70,10 +76,12 @@ class Plan:
     @cached_property
     def _ranking(self) -> Iterator[Candidate]:
         """Never read itself. What its copies have computed is computed once."""
-        return tee(self.ranked_below(inf), 1)[0]
+        own = self.ranked_below(inf)
+        every = merge(self.before.ranked(), own, key=rank_key) if self.before else own
+        return tee(every, 1)[0]
 
     def ranked_below(self, most: float) -> Iterator[Candidate]:
-        """Yield the layouts that fit and whose `rank_key` is below ``most``, best first.
+        """Yield its own layouts that fit and whose `rank_key` is below ``most``, best first.
 
         The queue orders them by lower limits. What is missing of the costs, the time and then the
         memory, is computed only when a limit reaches the front, which few do before the first
@@ -81,8 +89,8 @@ class Plan:
         """
         leanest = self._boxes.leanest
         queue = [
-            (_effort(one.layout) * one.even_time, place, "time")
-            for place, one in enumerate(self.layouts)
+            (_effort(one.layout) * one.even_time, place, "data")
+            for place, one in enumerate(self.own)
             if leanest[place].least_kept <= one.limit
         ]
         heapify(queue)
@@ -90,10 +98,12 @@ class Plan:
             least, place, missing = heappop(queue)
             if least >= most:
                 return
-            one = self.layouts[place]
-            if missing == "time":
+            one = self.own[place]
+            if missing == "data":
                 if leanest[place].may_fit and one.least_kept <= one.limit:
-                    heappush(queue, (_effort(one.layout) * one.time.total, place, "memory"))
+                    heappush(queue, (_effort(one.layout) * one.time_with_data, place, "time"))
+            elif missing == "time":
+                heappush(queue, (_effort(one.layout) * one.time.total, place, "memory"))
             elif missing == "memory":
                 if one.fits:
                     heappush(queue, (rank_key(one), place, ""))
@@ -101,16 +111,22 @@ class Plan:
                 yield one
 
     @property
+    def lean(self) -> Iterator[Candidate]:
+        """Yield its own layouts whose activations may fit, whatever the states need."""
+        for one, least in zip(self.own, self._boxes.leanest, strict=True):
+            if least.least_activations <= one.limit:
+                yield one
+
+    @property
     def fitting(self) -> tuple[Candidate, ...]:
         """Layouts that fit."""
-        found = zip(self.layouts, self._boxes.larger_than, strict=True)
-        return tuple(one for one, smaller in found if smaller is None)
+        return tuple(one for one, smaller in self._judged if smaller is None)
 
     @cached_property
     def rejected(self) -> tuple[Rejected, ...]:
         """Layouts that do not fit, nearest first."""
         kinds: dict[str, list[tuple[Candidate, Candidate]]] = {}
-        for one, smaller in zip(self.layouts, self._boxes.larger_than, strict=True):
+        for one, smaller in self._judged:
             if smaller is not None:
                 kinds.setdefault(_kind(one), []).append((one, smaller))
         found = (
@@ -120,8 +136,14 @@ class Plan:
         return tuple(sorted(found, key=lambda one: one.example.memory.total))
 
     @cached_property
+    def _judged(self) -> list[tuple[Candidate, Candidate | None]]:
+        """Each layout, with one that needs no more memory and does not fit; None if it fits."""
+        own = zip(self.own, self._boxes.larger_than, strict=True)
+        return [*(self.before._judged if self.before else ()), *own]
+
+    @cached_property
     def _boxes(self) -> Boxes:
-        return Boxes(self.layouts)
+        return Boxes(self.own)
 
     @property
     def considered(self) -> int:
@@ -165,18 +187,21 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
     plan = Plan(tuple(layouts))
     if not offload:
         return plan
-    best, near = plan.best, [one for one in plan.layouts if one.may_offload]
+    best, near = plan.best, plan.layouts
     if best:
-        # Lower limits of a step's time are those of its layers, which offload does not change.
+        # Offload changes neither the activations nor the layers' time, a lower limit of a step's.
         most = rank_key(best) / (1 + OFFLOAD)
-        near = [one for one in near if one.even_time < most]
-    away = [one for one in (each.offloaded for each in near) if one.fits_host]
-    if best:
-        lean = Plan(tuple(one for one in away if one.least_activations <= one.limit))
-        if not any(lean.ranked_below(rank_key(best))):
+        lean = [one for one in plan.lean if one.even_time < most]
+        if not any(_on_hosts(lean, plan).ranked_below(rank_key(best))):
             return plan
-        away = [one for one in away if one.least_time < most]
-    return Plan((*plan.layouts, *away))
+        near = tuple(one for one in near if one.even_time < most and one.least_time < most)
+    return _on_hosts(near, plan)
+
+
+def _on_hosts(near: Iterable[Candidate], plan: Plan) -> Plan:
+    """Return a plan with the layouts of ``near`` that fit a host with offload, after ``plan``."""
+    away = (one.offloaded for one in near if one.may_offload)
+    return Plan(tuple(one for one in away if one.fits_host), plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,18 @@ def batch_of(
 
 
 def usual_batch(shape: Shape, gpus: int) -> int:
-    """Return sequences for about the tokens of `USUAL_BATCHES`, within `USUAL_SHARES` of each GPU.
+    """Return sequences for about the tokens of `USUAL_BATCHES`, within `USUAL_SHARES` of each GPU;
+    or one for each GPU, if these have about the tokens of the next larger models at most.
 
     The number is a power of two times the odd part of the number of GPUs, so that data ranks get
     equal shares.
     """
-    usual = next(tokens for below, tokens in USUAL_BATCHES if shape.parameters < below)
+    usual, *larger = (tokens for below, tokens in USUAL_BATCHES if shape.parameters < below)
     least, most = (share * gpus for share in USUAL_SHARES)
     tokens = min(max(usual, least), most)
+    if larger and gpus * shape.seq_len < larger[0] * 2**0.5:
+        # GPUs without a sequence of their own must split layers or sequences.
+        tokens = max(tokens, gpus * shape.seq_len)
     odd = gpus
     while odd % 2 == 0:
         odd //= 2

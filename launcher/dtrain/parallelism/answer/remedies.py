@@ -24,6 +24,8 @@ SHORTEST = 1024
 """Least tokens of a sequence that are suggested."""
 LESS_MEMORY = {"recompute": "full", "sharding": "full", "micro_batch": 1, "offload": True}
 """Values of constraints that need less memory than others."""
+MOST_TIMES = 4
+"""Most times as many GPUs that are suggested instead of offload."""
 LOSS_CHUNKS = 8
 """Parts of a sequence whose logits torchtitan's ``ChunkedCELoss`` computes one after the other, by
 default (``num_chunks`` in ``components/loss.py``, its pull request 2937)."""
@@ -53,7 +55,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
     most = compared_time(answer.best) if answer.fits else math.inf
     found += [_narrow_states(question, most), _chunked_loss(question, most)]
     if free is None:
-        found += [_more_gpus(question), _other_gpu(question)]
+        found += [_more_gpus(question, most), _other_gpu(question, most)]
     return tuple(sentence for sentence in found if sentence)
 
 
@@ -214,8 +216,9 @@ def _offload(question: Question) -> str:
     )
 
 
-def _more_gpus(question: Question) -> str:
-    """Find the fewest GPUs of this kind on which the model fits, among counts that divide well.
+def _more_gpus(question: Question, most: float) -> str:
+    """Find the fewest GPUs of this kind on which the model fits, among counts that divide well. For
+    ``most`` see `_fits`: more than `MOST_TIMES` as many GPUs are no alternative to offload.
 
     A single host may get more GPUs, up to the usual number.
     """
@@ -225,9 +228,11 @@ def _more_gpus(question: Question) -> str:
     if cluster.hosts == 1 and usual % per_host == 0:
         per_host = usual
     for gpus in _counts(cluster.gpus, per_host):
+        if most < math.inf and gpus > MOST_TIMES * cluster.gpus:
+            break
         wider = replace(cluster, gpus=gpus, gpus_per_host=min(per_host, gpus))
         one = _leanest(question, wider)
-        if one is not None:
+        if one is not None and one.time.total <= most:
             hosts = counted(wider.hosts, "host")
             return _suffices(
                 f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host})", question, one
@@ -274,16 +279,16 @@ def _first(question: Question, **fixed: Any) -> Candidate | None:
     return None
 
 
-def _other_gpu(question: Question) -> str:
+def _other_gpu(question: Question, most: float) -> str:
     """Find the GPU with the least memory on which the model fits, with the same number of GPUs; the
-    fastest one of those with about as much."""
+    fastest one of those with about as much. For ``most`` see `_fits`."""
     cluster, usual = question.cluster, question.cluster.gpu.usual
     each = " each" if cluster.gpus > 1 else ""
     larger = [gpu for gpu in question.hardware.gpus if _like(gpu, cluster.gpu, question)]
     for gpu in sorted(larger, key=lambda gpu: (round(gpu.memory, -1), -gpu.flops.get(usual, 0.0))):
         there = replace(question, precision=_precision(gpu, question))
         one = _leanest(there, replace(cluster, gpu=gpu))
-        if one is not None:
+        if one is not None and one.time.total <= most:
             name = f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each},"
             return _suffices(name, question, one)
     return ""

@@ -15,7 +15,13 @@ from dtrain.parallelism.cost.memory import (
     memory,
 )
 from dtrain.parallelism.cost.speed import Speed, speed
-from dtrain.parallelism.cost.step_time import StepTime, even_time, least_time, step_time
+from dtrain.parallelism.cost.step_time import (
+    StepTime,
+    even_time,
+    least_time,
+    step_time,
+    time_with_data,
+)
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, changed, dataclass
 from dtrain.runtime.layout import Layout
@@ -90,7 +96,7 @@ class Candidate:
         """Whether the states can be in a memory other than the device's."""
         return self.cluster.gpu.has_host and can_offload(self.layout)
 
-    @property
+    @cached_property
     def offloaded(self) -> Candidate:
         """This layout with its optimizer in the hosts' memory."""
         layout = changed(self.layout, offload=True)
@@ -123,6 +129,12 @@ class Candidate:
     def least_time(self) -> float:
         """A lower limit of the seconds of a step, which is cheaper to compute."""
         return least_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
+
+    @property
+    def time_with_data(self) -> float:
+        """A lower limit of the seconds of a step, at least `even_time`, which takes longer."""
+        others = self.cluster, self.efficiency, self.assumed
+        return time_with_data(self.shape, self.layout, *others)
 
     @cached_property
     def even_time(self) -> float:

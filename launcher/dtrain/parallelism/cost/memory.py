@@ -205,7 +205,15 @@ def _whole_peak(rank: Rank, states: StageStates, held: float) -> Phase:
             copies = routed_activations(shape, layout, assumed)
             again += above * (copies + routed_gradients(shape, layout, assumed))
         temporary = max(temporary, again * rank.tokens)
-    elif not assumed.flash_attention:
+    elif assumed.flash_attention:
+        # So does the one without recomputation. In stages of several layers or micro-batches, the
+        # activations that are kept for later take more than the gradients.
+        again = rank.kept
+        if layout.recompute == "none":
+            again = max(again, largest_layer(rank) * rank.tokens)
+        again += _activation_gradients(rank) * rank.tokens
+        temporary = max(temporary, again - kept * held)
+    else:
         # Attention in its backward pass has its scores, kept or computed again, and gradients.
         again = _activation_gradients(rank)
         if layout.recompute == "selective":

@@ -150,6 +150,21 @@ def even_time(
     return every / p * (layout.grad_accumulation + _wait(layout) * (p - 1)) * (1 - 1e-9)
 
 
+def time_with_data(
+    shape: Shape, layout: Layout, cluster: GpuCluster, efficiency: Efficiency, assumed: Assumptions
+) -> float:
+    """Return a lower limit of the time of a step, from `even_time` and the exchanges between data
+    ranks, which take most of a step if the network is slow."""
+    kernels = Kernels(efficiency, cluster, shape, layout, assumed)
+    busy = layout.grad_accumulation * _every_layer(kernels) / layout.pipeline
+    ranks = between_steps(DataRanks(efficiency, cluster, shape, layout, assumed))
+    # The longer the slowest stage computes, the more it hides, but never as much as it takes.
+    bubble = _wait(layout) * (layout.pipeline - 1) * busy / layout.grad_accumulation
+    hidden = busy + ranks.exposed(busy)
+    shared = busy + bubble + ranks.late + ranks.share * ranks.traffic
+    return (max(hidden, shared) + ranks.optimizer) * (1 - 1e-9)
+
+
 def _wait(layout: Layout) -> float:
     """Return the share of the other stages' micro-batch for which the slowest stage waits."""
     return BUBBLE.get(layout.schedule, 1.0) / layout.virtual_pipeline
