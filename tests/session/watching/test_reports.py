@@ -18,7 +18,7 @@ from dtrain.runs.progress import StepReport
 from dtrain.runtime import steps
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
-from dtrain.session.watching.reports import JOURNAL_SECONDS, ProgressReports
+from dtrain.session.watching.reports import LEAST_SECONDS, MOST_SECONDS, ProgressReports
 from dtrain.spec.load import parse
 
 PLAN = build(
@@ -139,11 +139,24 @@ def test_the_last_step_of_a_job_that_hangs_is_journaled(
     for step in (1, 2, 3):
         reports.add("gpu01", "rank-0.progress", made(step))
     reports.write_due()  # too soon
-    now = time.monotonic() + JOURNAL_SECONDS
+    now = time.monotonic() + LEAST_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: now)
     reports.write_due()
     journaled = [event for _, event in JournalReader(folder.journal).read()]
     assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [1, 3]
+
+
+def test_the_journal_is_finer_at_the_beginning(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = time.monotonic()
+    reports = reports_to(Recorder(folder, Observer()))
+    for at, step in ((0, 1), (2, 2), (4, 3), (5000, 4), (5005, 5), (5005 + MOST_SECONDS, 6)):
+        monkeypatch.setattr(time, "monotonic", lambda now=begun + at: now)
+        reports.add("gpu01", "rank-0.progress", made(step))
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    steps = [one.report.step for one in journaled if isinstance(one, events.Progressed)]
+    assert steps == [1, 2, 3, 4, 6]
 
 
 def test_the_journal_has_the_lowest_rank_that_reports(folder: RunFolder) -> None:

@@ -17,8 +17,11 @@ from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.steps import StepWatch
 
-JOURNAL_SECONDS = 10.0
-"""Seconds between two progress reports in the journal."""
+LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
+"""Seconds between two progress reports in the journal, which other processes show."""
+SHARE = 0.01
+"""Within these limits, they are this share of the time that has passed: in the first seconds users
+look more closely, and a short run has little else."""
 
 
 class ProgressReports:
@@ -47,6 +50,7 @@ class ProgressReports:
         """The source of the last reports whose first step is in the journal."""
         self._done = 0
         """Steps, as of the last report with its phases."""
+        self._started = time.monotonic()
         self._due: dict[str, float] = {}
         """When the next event of a kind may go into the journal."""
         self._unwritten: dict[str, events.JournalEvent] = {}
@@ -130,7 +134,8 @@ class ProgressReports:
         with self._lock:
             for kind in [*self._unwritten]:
                 if now >= self._due.get(kind, 0.0):
-                    self._due[kind] = now + JOURNAL_SECONDS
+                    pause = SHARE * (now - self._started)
+                    self._due[kind] = now + max(LEAST_SECONDS, min(pause, MOST_SECONDS))
                     self._write(kind)
 
     def close(self) -> None:
