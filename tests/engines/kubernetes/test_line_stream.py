@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import urllib3
@@ -14,18 +15,24 @@ from dtrain.diagnostics import ConnectError
 from dtrain.engines.kubernetes import line_stream
 from dtrain.engines.kubernetes.line_stream import LineStream, QuietError
 from dtrain.engines.kubernetes.routines import Routine, Routines, finish
+from support.kubernetes.access import Access
 from support.limits import HANG
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def served(head_and_body: bytes, piece: int, *, ends: bool = True) -> tuple[LineStream, object]:
+def served(
+    head_and_body: bytes, piece: int, *, ends: bool = True, tls: Access | None = None
+) -> tuple[LineStream, object]:
     """The stream of an answer that arrives in pieces of this size, and the server's connection."""
     server = socket.create_server(("127.0.0.1", 0))
+    context = tls.server_context() if tls is not None else None
     opened: list[socket.socket] = []
 
     def answer() -> None:
         connection, _ = server.accept()
+        if context is not None:
+            connection = context.wrap_socket(connection, server_side=True)
         opened.append(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.recv(1 << 16)
@@ -37,8 +44,9 @@ def served(head_and_body: bytes, piece: int, *, ends: bool = True) -> tuple[Line
         server.close()
 
     threading.Thread(target=answer, daemon=True).start()
-    url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-    found = urllib3.PoolManager().request("GET", url, preload_content=False, retries=False)
+    secure = {"ca_certs": str(tls.folder / "ca.pem")} if tls is not None else {}
+    url = f"http{'s' if secure else ''}://127.0.0.1:{server.getsockname()[1]}/"
+    found = urllib3.PoolManager(**secure).request("GET", url, preload_content=False, retries=False)
     return LineStream("server", "GET log", found), opened
 
 
@@ -76,9 +84,29 @@ def test_a_connection_that_ends_within_a_body_is_broken(answer: bytes) -> None:
         next(lines)
 
 
-def test_what_is_no_chunk() -> None:
-    with pytest.raises(ConnectError, match="invalid literal"):
-        next(lines_of(served(CHUNKED + b"what\r\n", 100)[0]))
+@pytest.mark.parametrize("size", [b"what", b"-5", b"1_0", b"f" * 20])
+def test_what_is_no_chunk(size: bytes) -> None:
+    with pytest.raises(ConnectError, match="no size of a chunk"):
+        next(lines_of(served(CHUNKED + size + b"\r\nabc\n\r\n", 100)[0]))
+
+
+@pytest.mark.parametrize("length", [b"what", b"-5"])
+def test_what_is_no_length_does_not_count(length: bytes) -> None:
+    answer = b"Content-Length: " + length + b"\r\n\r\na\nb\n"
+    assert [*lines_of(served(answer, 100)[0])] == [b"a\n", b"b\n"]
+
+
+def test_what_tls_has_decrypted_already_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record may have more than the reader of the headers takes, and nothing after it."""
+    monkeypatch.setattr(line_stream, "QUIET_SECONDS", 0.2)
+    line = b"x" * 999 + b"\n"
+    body = CHUNKED + b"3a98\r\n" + 15 * line + b"\r\n"
+    stream, kept = served(body, 1 << 16, ends=False, tls=Access(tmp_path))
+    lines = lines_of(stream)
+    assert [next(lines) for _ in range(15)] == 15 * [line]
+    assert kept
 
 
 def test_one_thread_reads_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ _READS = 8
 """Chunks that are read before other streams have their turn."""
 _MAX_HEAD = 1 << 10
 """Bytes of the line before a chunk."""
+_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 
 class QuietError(ConnectError):
@@ -31,9 +33,10 @@ class Body:
     """Finds the body in the bytes of an HTTP answer (RFC 9112, section 6)."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        self._chunked = "chunked" in headers.get("Transfer-Encoding", "")
-        length = headers.get("Content-Length")
-        self._left = 0 if self._chunked else None if length is None else int(length)
+        self._chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
+        length = headers.get("Content-Length", "")
+        known = re.fullmatch("[0-9]{1,18}", length)
+        self._left = 0 if self._chunked else int(length) if known else None
         """Bytes until the end of the body, or of the chunk; None: it ends with its connection."""
         self._head = b""
         """The first bytes of the line before a chunk."""
@@ -63,6 +66,8 @@ class Body:
                 break
             # An empty line ends the chunk before.
             if size := data[start:end].partition(b";")[0].strip():
+                if not _SIZE.fullmatch(size):
+                    raise ValueError(f"no size of a chunk: {size[:20]!r}")
                 self._left = int(size, 16)
                 self.ended = self._left == 0
             start = end
@@ -77,8 +82,8 @@ class LineStream:
         self._body = Body(answer.headers)
         self._rest = self._first = b""
         """Of a line; and what came with the headers."""
-        self._drained = True
-        """Whether nothing was left to read."""
+        self._drained = False
+        """Whether nothing was left to read. TLS may have decrypted more than the headers."""
         self._closed = False
         """Whether the connection has ended."""
         if not self._body.ended:
