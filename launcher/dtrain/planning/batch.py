@@ -19,6 +19,9 @@ DeepSeek-V3 63M (arXiv 2412.19437)."""
 USUAL_SHARES = (1024, 65_536)
 """Least and most tokens of a step for each GPU. Llama 3 405B used 1,024 on 16,384 GPUs, nanoGPT
 65,536 for GPT-2 on 8 GPUs: more only makes steps longer."""
+WHOLE = 20e9
+"""Parameters below which a GPU can compute the whole model, with sharded states: larger models are
+split anyway."""
 FINE_TUNING = 128
 """Default sequences in a step of fine-tuning, as in Tulu 3 (arXiv 2411.15124)."""
 
@@ -42,7 +45,8 @@ def batch_of(
 
 def usual_batch(shape: Shape, gpus: int) -> int:
     """Return sequences for about the tokens of `USUAL_BATCHES`, within `USUAL_SHARES` of each GPU;
-    or one for each GPU, if these have about the tokens of the next larger models at most.
+    or one for each GPU that computes the whole model, if these have about the tokens of the next
+    larger models at most.
 
     The number is a power of two times the odd part of the number of GPUs, so that data ranks get
     equal shares.
@@ -50,7 +54,7 @@ def usual_batch(shape: Shape, gpus: int) -> int:
     usual, *larger = (tokens for below, tokens in USUAL_BATCHES if shape.parameters < below)
     least, most = (share * gpus for share in USUAL_SHARES)
     tokens = min(max(usual, least), most)
-    if larger and gpus * shape.seq_len < larger[0] * 2**0.5:
+    if shape.parameters < WHOLE and gpus * shape.seq_len < larger[0] * 2**0.5:
         # GPUs without a sequence of their own must split layers or sequences.
         tokens = max(tokens, gpus * shape.seq_len)
     odd = gpus
