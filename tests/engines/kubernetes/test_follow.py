@@ -136,10 +136,10 @@ def followed(
         server.closed.set()
 
 
-def stopped(job: KubernetesJob, answer: Answer, control: Control) -> Report:
+def stopped(job: KubernetesJob, answer: Answer, control: Control, **logs: Log) -> Report:
     """After Ctrl-C."""
     control.stop("Ctrl-C")
-    return followed(job, answer, control)
+    return followed(job, answer, control, **logs)
 
 
 def absent(method: str, path: str) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def test_a_full_disk_does_not_keep_a_job_from_being_stopped(
     with disk(tmp_path / "home", "1m"):
         job = new_job(shown)
         fill(tmp_path / "home")
-        report = stopped(job, answer, Control())
+        report = stopped(job, answer, Control(), a=one_line)
     assert report.exit_code is ExitCode.INTERRUPTED
     assert "c-1" in deleted
     assert any("No space left on device" in text for text in shown.notices)
