@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
+from dtrain.node.agent.sweep import start_helper
 from dtrain.node.revision import revision
 from support.repository import committed, git
 
 
 def found(folder: Path) -> dict[str, Any] | None:
     return revision(os.fsencode(folder))
+
+
+def on_node(folder: Path) -> dict[str, Any] | None:
+    """As the agent finds it."""
+    return revision(os.fsencode(folder), start_helper)
 
 
 @pytest.fixture
@@ -47,6 +53,36 @@ def test_changed_renamed_removed_and_new_files(repository: Path) -> None:
     assert {**other, "digest": known["digest"]} == known
 
 
+def test_a_new_folder_with_python_files(repository: Path) -> None:
+    (repository / "outputs" / "step 1").mkdir(parents=True)
+    (repository / "outputs" / "step 1" / "config.json").write_text("{}")
+    (repository / "losses" / "old").mkdir(parents=True)
+    digests = set()
+    for text in ("one", "two"):
+        (repository / "losses" / "old" / "focal.py").write_text(text)
+        known = found(repository)
+        assert known is not None
+        assert known["changed"] == ["losses/"]
+        digests.add(known["digest"])
+    assert len(digests) == 2
+
+
+def test_changes_in_a_submodule(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    library = tmp_path_factory.mktemp("library")
+    (library / "layers.py").write_text("")
+    committed(library)
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "add", str(library), "library")
+    git(repository, "commit", "-q", "-m", "second")
+    digests = set()
+    for text in ("one", "two"):
+        (repository / "library" / "layers.py").write_text(text)
+        known = found(repository)
+        assert known is not None
+        assert known["changed"] == ["library"]
+        digests.add(known["digest"])
+    assert len(digests) == 2
+
+
 def test_what_cannot_be_read_counts_as_changed(repository: Path) -> None:
     (repository / "train.py").unlink()
     os.mkfifo(repository / "train.py")
@@ -74,12 +110,29 @@ def test_nothing_is_known_without_a_commit(tmp_path: Path, monkeypatch: pytest.M
     assert found(tmp_path) is None
 
 
+def test_a_git_that_hangs_is_ended_with_its_children(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, wrapper = tmp_path / "held", tmp_path / "bin" / "git"
+    os.mkfifo(held)
+    wrapper.parent.mkdir()
+    wrapper.write_text(f"#!/bin/sh\nexec 9>{held}\nsleep 600\n")
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("dtrain.node.revision.GIT_SECONDS", 0.5)
+    assert found(repository) is None
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b""  # when the last process with the other end has ended
+    os.close(reader)
+
+
 def test_variables_of_a_hook_do_not_count(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = found(repository)
     monkeypatch.setenv("GIT_DIR", "/nowhere")
-    assert found(repository) == known is not None
+    assert found(repository) == on_node(repository) == known is not None
 
 
 def test_the_file_monitor_of_a_repository_does_not_run(repository: Path) -> None:

@@ -22,7 +22,6 @@ _WAYS = {
     HOST: "set `HostbasedAuthentication yes`",
 }
 """What allows a method that the server accepts."""
-_OR_LOAD = "or load one with `ssh-add`"
 
 
 class LoginAttempt:

@@ -60,18 +60,23 @@ def start_helper(argv: Sequence[str | bytes]) -> subprocess.Popen[bytes]:
     """Start a program whose output we read, as a child that no sweep ends. Its caller takes it out
     of `HELPERS`. Raises OSError.
 
-    Without our tag: it is not one of the processes of a run that `dtrain check` counts.
+    Without our tag: it is not one of the processes of a run that `dtrain check` counts. Without the
+    variables of a hook of Git, which name the hook's repository.
     """
     import subprocess
 
-    untagged = {name: value for name, value in os.environb.items() if name not in TAG}
+    env = {
+        name: value
+        for name, value in os.environb.items()
+        if name not in TAG and not name.startswith(b"GIT_")
+    }
     with STARTING:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**untagged, b"LC_ALL": b"C"},
+            env={**env, b"LC_ALL": b"C"},
             start_new_session=True,
         )
         HELPERS.add(process.pid)
