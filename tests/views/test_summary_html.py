@@ -278,6 +278,13 @@ def test_samples_fill_the_time_that_they_are_for(run: Summary) -> None:
     assert marks == ["1 failed", "2 stopped"]
 
 
+def test_the_curves_of_a_short_run_end_with_it(run: Summary) -> None:
+    samples = {"n1": (sample(3, 40),), "n2": (sample(5, 40),)}
+    text = page(replace(run, ended=BEGIN + 6, until=BEGIN + 6, samples=samples))
+    memory = text[text.index("<h3>Memory of") :]
+    assert re.findall(r'<th scope="row">(\+[^<]*)<', memory)[0] == "+4.0 s"
+
+
 def test_a_loss_that_explodes_still_has_a_curve(run: Summary) -> None:
     losses = (1.0, -1e308, 1e308, float("inf"), 5e-324)
     curve = tuple(replace(point, loss=loss) for point, loss in zip(run.curve, losses, strict=False))

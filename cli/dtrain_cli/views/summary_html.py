@@ -186,9 +186,9 @@ def _extremes(values: Points, length: float) -> tuple[Points, Points]:
     one sample of each host."""
     least, most = [], []
     step = max(2 * PERIOD, length / BINS)
-    for place, group in groupby(sorted(values), key=lambda one: one[0] // step):
-        found = [value for _, value in group]
-        at = (place + 0.5) * step
+    for _, group in groupby(sorted(values), key=lambda one: one[0] // step):
+        times, found = zip(*group, strict=True)
+        at = (times[0] + times[-1]) / 2  # a short run ends within the first part
         least.append((at, min(found)))
         most.append((at, max(found)))
     return least, most
