@@ -50,6 +50,20 @@ def test_only_the_end_waits_for_evidence(host: Node, tmp_path: Path) -> None:
     assert (then, "Xid" in line) == (1700000000.5, True)
 
 
+def test_no_git_goes_on_after_the_run(host: Node, tmp_path: Path) -> None:
+    started, git = tmp_path / "started", tmp_path / "git"
+    git.write_text(f"#!/bin/sh\ntouch {started}\nsleep 600\n")
+    git.chmod(0o755)
+    (host.workdir / ".git").mkdir()
+    agent = host.agent(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    wait = f"while [ ! -e {started} ]; do sleep 0.02; done"
+    host.launch(host.shell(wait), agent=agent, code=".")
+    agent.expect("prepared")
+    agent.command("start")
+    agent.event("ended")
+    host.until_nothing_runs()
+
+
 def test_a_helper_that_hangs_in_its_start_holds_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "START_LIMIT", 0.01)
     with sweep.STARTING:

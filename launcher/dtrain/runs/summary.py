@@ -59,7 +59,8 @@ class Summary:
     workers: int
     gpus: int
     code: Revision | None
-    """The job's code at the start of the last attempt; None if Git does not know it."""
+    """The job's code: over SSH, at the start of the last attempt; else when the run was launched.
+    None if Git does not know it."""
     began: float
     ended: float | None
     """None while it runs, or if its launcher is gone."""

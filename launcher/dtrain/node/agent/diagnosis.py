@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 
@@ -45,6 +46,7 @@ class Diagnosis:
         self._kernel_log = KernelLog()
         self._thread: threading.Thread | None = None
         self._revision: threading.Thread | None = None
+        self._git: subprocess.Popen[bytes] | None = None
         self._evidence_wanted = False
 
     def collect_stacks(self, processes: list[tuple[Json, Proc]], abort: bool, ras: bool) -> None:
@@ -84,6 +86,9 @@ class Diagnosis:
         deadline = time.monotonic() + EVIDENCE_LIMIT
         if self._revision is not None:
             self._revision.join(REVISION_LIMIT)
+            if self._git is not None and self._revision.is_alive() and self._git.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._git.pid, signal.SIGKILL)
         while True:
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -97,15 +102,13 @@ class Diagnosis:
         return self._thread is not None and self._thread.is_alive()
 
     def _report_revision(self, folder: bytes) -> None:
-        helpers: list[subprocess.Popen[bytes]] = []
-
         def start(argv: list[bytes]) -> subprocess.Popen[bytes]:
-            helpers.append(start_helper(argv))
-            return helpers[-1]
+            self._git = start_helper(argv)
+            return self._git
 
         found = revision(folder, start)
-        for helper in helpers:
-            HELPERS.discard(helper.pid)
+        if self._git is not None:
+            HELPERS.discard(self._git.pid)
         if found is not None:
             self._events.append("code", revision=found)
 
