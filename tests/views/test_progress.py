@@ -107,7 +107,8 @@ def shown(reports, json=False):
     view = make_view(out.stream, err.stream, Filters(), lambda: None, json=json)
     view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     for one in reports:
-        view.on_event(events.ProgressReported("node0", one))
+        planned = isinstance(one, events.AttemptPlanned)
+        view.on_event(one if planned else events.ProgressReported("node0", one))
     view.on_event(events.Finished(DONE))
     assert view.wait(HANG)
     return out.text(), err.text()
@@ -121,6 +122,12 @@ def test_plain_output_has_few_lines_and_the_last_step():
     assert steps[-1] == "dtrain: step 50 of 50 · loss 2 · 2.0 steps/s"
     _, err = shown([report(50, 0.5, f"rank-{rank}", total=50) for rank in (2, 1, 0)])
     assert err.count("dtrain: step 50 of 50") == 1
+
+
+def test_the_same_step_of_the_next_attempt_is_shown():
+    again = events.AttemptPlanned(replace(plan(), attempt=2))
+    _, err = shown([report(1, 0.0), again, report(1, 60.0)])
+    assert err.count("dtrain: step 1 of 100") == 2
 
 
 @pytest.mark.parametrize("loss", [2.0, float("nan"), float("inf")])

@@ -13,6 +13,7 @@ import pytest
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.messages.agent import Revision
 from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.runs import events, journal, restart
 from dtrain.runs.folder import RunFolder
@@ -245,6 +246,8 @@ def test_the_comparison_shows_how_the_requests_differ(run: Summary) -> None:
     many = comparison(run, replace(run, record=replace(run.record, request=longer)), paper)
     assert many.split("\n\n")[1].endswith("\nand 24 more lines")
     assert len(comparison(run, run, paper).split("\n\n")) == 2
+    known = replace(run, code=Revision("ab" * 20))
+    assert "\n- code: unknown\n+ code: commit abababababab\n" in comparison(run, known, paper)
 
 
 def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:

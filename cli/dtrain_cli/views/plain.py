@@ -78,7 +78,7 @@ class Plain(RunReceiver):
                 self._notice(f"run {run}: {self._count(plan)}, logs in {names.path(folder)}")
             case events.AttemptPlanned(plan):
                 self._unreachable.clear()
-                self._progress_line = ProgressLine()
+                self._progress_line, self._last_text = ProgressLine(), ""
                 self._expect(plan)
                 self._notice(f"attempt {plan.attempt}: starting {self._count(plan)}")
             case events.HostsPlanned(plan):

@@ -236,7 +236,7 @@ def _origin(run: Summary) -> list[str]:
     request = run.record.request
     settings = [f"--set {shlex.quote(one)}" for one in request.settings]
     args = [f"args: {shlex.join(request.args)}"] if request.args else []
-    found = [f"code: {code(run.code)}"] if run.code is not None else []
+    found = [f"code: {code(run.code) if run.code is not None else 'unknown'}"]
     if run.code is not None and run.code.digest:
         found.append(f"code: digest of its changes {run.code.digest}")
     return [*request.text.splitlines(), *settings, *args, *found]
