@@ -130,11 +130,12 @@ class SimulatedHost:
             await asyncio.sleep(self.faults.get("slow", 0.0))
             size = (await process.stdin.readline()).rpartition(b"#")[2]
             program = await process.stdin.readexactly(int(size))
-            # The payload with the compiled modules follows, see `dtrain.node.boot.bundle`.
-            payload = re.search(rb"stream\.read\((\d+)\)", program)
             main = re.search(rb"start\(stream,'([\w.]+)'", program)
-            assert payload and main, program
-            await process.stdin.readexactly(int(payload[1]))
+            assert main, program
+            # The payload with the compiled modules follows, see `dtrain.node.boot.bundle`, unless
+            # it is a program that hosts keep: they have kept it.
+            if payload := re.search(rb"stream\.read\((\d+)\)", program):
+                await process.stdin.readexactly(int(payload[1]))
             if main[1] == b"dtrain.node.checked_launch" and not await self._facts(process):
                 return
             await Agent(self, process).serve()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import subprocess
 import sys
 from pathlib import Path
 
+from dtrain.node.programs import program
 from dtrain.node.runtime_archive import runtime_archive
 from support.node import Node
 
@@ -20,7 +20,11 @@ def test_workers_import_the_shipped_runtime(host: Node) -> None:
     # The tests' own Python: the runtime needs 3.10, which the agent does not.
     code = "import sys, dtrain.runtime as r; print(r.__file__); r.progress(7); print(sys.path[2])"
     worker = host.process([sys.executable, "-S", "-c", code])
-    agent = host.start(worker, runtime=runtime_archive(), environment={"PYTHONPATH": "/my/own"})
+    source = program("agent").replace(
+        b"code,files={},{}", b"code,files={},%r" % {"runtime.zip": runtime_archive()}, 1
+    )
+    own = {"PYTHONPATH": "/my/own"}
+    agent = host.start(worker, environment=own, agent=host.agent(source=source))
     agent.expect("bye")
     archive = host.folder() / "runtime.zip"
     assert agent.text("worker-0.out").splitlines() == [
@@ -35,7 +39,7 @@ def test_workers_import_the_shipped_runtime(host: Node) -> None:
 
 def test_an_installed_dtrain_can_still_be_imported(tmp_path: Path) -> None:
     archive = tmp_path / "runtime.zip"
-    archive.write_bytes(base64.b64decode(runtime_archive()))
+    archive.write_bytes(runtime_archive())
     code = "import dtrain.runtime as r, dtrain.spec.load as s; print(r.__file__); print(s.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code],

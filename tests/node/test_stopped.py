@@ -84,7 +84,7 @@ def test_a_slow_launcher_does_not_make_a_supervisor_silent(
     """The relay takes pings, but reads no answers, while it waits for the launcher to read."""
     monkeypatch.setattr(pulse_module, "SILENCE", 0.0)
     with subprocess.Popen(["sleep", "600"]) as supervisor:
-        relay = Relay(BytesIO(), Importer({}, dict))
+        relay = Relay(BytesIO(), Importer({}, dict, {}))
         pulse = relay._supervisor.pulse
 
         reported: list[str] = []

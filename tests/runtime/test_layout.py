@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import subprocess
 from dataclasses import replace
@@ -119,7 +118,7 @@ def test_interleaved_schedules_need_whole_rounds(layout: Layout, rest: int) -> N
 def test_the_runtime_and_its_rules_work_on_the_oldest_python(tmp_path: Path) -> None:
     assert not [*torch_limits(ZERO_BUBBLE)]
     archive = tmp_path / "runtime.zip"
-    archive.write_bytes(base64.b64decode(runtime_archive()))
+    archive.write_bytes(runtime_archive())
     script = (
         "from dtrain.runtime import current_job\n"
         "from dtrain.runtime.layout_rules import torch_limits\n"

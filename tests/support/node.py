@@ -279,7 +279,6 @@ class Node:
             "environment": {},
             "node_variables": written(host_variables(Job("torch"), {}, None)),
             "secrets": {},
-            "runtime": "",
             "world_size": sum(process["ranks"] for process in processes),
             "processes": list(processes),
             "ports": [],

@@ -16,6 +16,8 @@ TOO_OLD = 86
 """Exit status if Python is older than 3.8; stderr names the version."""
 REPLACED = 87
 """Exit status of a shell that reads the stream in place of Python."""
+NOT_KEPT = "dtrain: this host has not kept the program"
+"""On stderr. A ForceCommand of the host's sshd may change the exit status."""
 HEAD = "exit %d;#" % REPLACED
 """Stands before the size. A login script may replace the shell with another one (``exec zsh -i``),
 which has no command and so reads the stream: it must not execute a Python program as commands. With
@@ -56,30 +58,34 @@ def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
 def pack(main: str, modules: Mapping[str, str]) -> bytes:
     """The program whose ``main`` module is one of ``modules`` (source text by name, including the
     importer)."""
-    return ("code={}\nsources=lambda:%r\n%s" % (dict(modules), _run(main))).encode()
+    return ("code,files={},{}\nsources=lambda:%r\n%s" % (dict(modules), _run(main))).encode()
 
 
-def bundle(main: str, payload: bytes) -> bytes:
+def bundle(main: str, payload: bytes, *, keep: bool = False) -> bytes:
     """The same program with compiled code, framed. ``payload`` is the result of `pack_code` in
-    `dtrain.node.importer`."""
+    `dtrain.node.importer`. With ``keep``, the host keeps it."""
     # As in `boot_text`, a stream that ends early executes nothing.
-    program = (
+    read = "payload=stream.read(%d)\nlen(payload)==%d or sys.exit(0)\n" % ((len(payload),) * 2)
+    return framed((read + unpack(main, "payload" if keep else 'b""')).encode()) + payload
+
+
+def unpack(main: str, to_keep: str = 'b""') -> str:
+    """The rest of a program that has read its ``payload``. ``to_keep``: an expression, see `start`
+    in `dtrain.node.importer`."""
+    return (
         "import gc,marshal,zlib\n"
         "from _frozen_importlib_external import MAGIC_NUMBER\n"
         "gc.disable()\n"
-        "try:magic,code,packed=marshal.loads(stream.read(%d))\n"
-        "except EOFError:sys.exit(0)\n"
+        "magic,code,packed,files=marshal.loads(payload)\n"
         "code=marshal.loads(zlib.decompress(code)) if magic==MAGIC_NUMBER else {}\n"
         "sources=lambda:marshal.loads(zlib.decompress(packed))\n"
-        "%s" % (len(payload), _run(main))
-    )
-    return framed(program.encode()) + payload
+    ) + _run(main, to_keep)
 
 
-def _run(main: str) -> str:
+def _run(main: str, to_keep: str = 'b""') -> str:
     compiled = "compile(sources()[%r],%r,'exec')" % (IMPORTER, file_of(IMPORTER))
     importer = "exec(code[%r] if code else %s)\n" % (IMPORTER, compiled)
-    return importer + "start(stream,%r,code,sources)\n" % main
+    return importer + "start(stream,%r,code,sources,files,%s)\n" % (main, to_keep)
 
 
 def framed(program: bytes) -> bytes:

@@ -6,6 +6,9 @@ only the launcher uses their ``__init__``. Nothing is written to disk.
 Compiling the agent takes longer than all else in its start. So the launcher sends its own compiled
 code along, which runs wherever Python has the same bytecode. Only elsewhere are the sources
 unpacked and compiled.
+
+A payload is all of that: the number of the bytecode, the code, the sources, and files that the
+program writes. A host can keep it for the next launch, see `dtrain.node.kept`.
 """
 
 from __future__ import annotations
@@ -28,9 +31,16 @@ if TYPE_CHECKING:
 class Importer:
     """A finder and loader for ``sys.meta_path``."""
 
-    def __init__(self, code: dict[str, CodeType], sources: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        code: dict[str, CodeType],
+        sources: Callable[[], dict[str, str]],
+        files: dict[str, bytes],
+    ) -> None:
         """``code`` and ``sources`` are those of all modules by name. Without ``code``, the sources
         are compiled."""
+        self.files = files
+        """The content of each file that the program writes."""
         self._code = code
         self._sources = sources
         self._unpacked: dict[str, str] = {}
@@ -47,7 +57,7 @@ class Importer:
 
     def bundle(self) -> bytes:
         """All modules, for another process of this Python: see `bundle` in `dtrain.node.boot`."""
-        return pack_code(self.modules, {name: self._code_of(name) for name in self._names}, 0)
+        return pack_code(self.modules, {name: self._code_of(name) for name in self._names}, 0, {})
 
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
@@ -73,12 +83,15 @@ class Importer:
         return self._code[name]
 
 
-def pack_code(modules: dict[str, str], code: dict[str, CodeType], level: int) -> bytes:
-    """The number of the bytecode, compiled code and sources, compressed at ``level`` (0 to 9)."""
+def pack_code(
+    modules: dict[str, str], code: dict[str, CodeType], level: int, files: dict[str, bytes]
+) -> bytes:
+    """A payload. Code and sources are compressed at ``level`` (0 to 9)."""
     # Version 4 of the format is that of Python 3.4 to 3.13; later ones read it, too. Code needs its
     # own Python anyway.
     parts = marshal.dumps(code), marshal.dumps(modules, 4)
-    return marshal.dumps((MAGIC_NUMBER, *(zlib.compress(part, level) for part in parts)), 4)
+    packed = (zlib.compress(part, level) for part in parts)
+    return marshal.dumps((MAGIC_NUMBER, *packed, files), 4)
 
 
 def start(
@@ -86,11 +99,18 @@ def start(
     main: str,
     code: dict[str, CodeType],
     sources: Callable[[], dict[str, str]],
+    files: dict[str, bytes],
+    to_keep: bytes = b"",
 ) -> None:
-    """Call ``main(stream, importer)`` of the module ``main``."""
+    """Call ``main(stream, importer)`` of the module ``main``. ``to_keep``: the payload, if this
+    host is to keep it."""
     gc.disable()  # imports leave nothing to collect
-    importer = Importer(code, sources)
+    importer = Importer(code, sources, files)
     sys.meta_path.insert(0, importer)
+    if to_keep:
+        from dtrain.node.kept import digest_of, keep
+
+        keep(digest_of(to_keep), to_keep)
     __import__(main)
     gc.freeze()  # or each collection in a forked process would copy all pages
     gc.enable()

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import base64
 import functools
-import importlib.util
-import threading
-from collections.abc import Callable
+from importlib.util import MAGIC_NUMBER
 from types import CodeType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, bundle, file_of, pack
 from dtrain.node.importer import pack_code
+from dtrain.node.kept import digest_of, keep, kept, read
+from dtrain.node.runtime_archive import runtime_archive, runtime_sources
+from dtrain.node.sources import loader, once, source
 from dtrain.quoting import path, sh, words
-
-if TYPE_CHECKING:
-    from importlib.abc import InspectLoader
 
 PROGRAMS = {
     # The relay starts the supervisor with modules that were sent along.
     "agent": ("dtrain.node.agent.relay", "dtrain.node.agent.supervisor"),
-    "launch": ("dtrain.node.checked_launch",),
+    "launch": ("dtrain.node.checked_launch", "dtrain.node.kept"),
     "relay": ("dtrain.node.agent.relay",),
-    "facts": ("dtrain.node.facts.main",),
+    "facts": ("dtrain.node.facts.main", "dtrain.node.kept"),
     "command": ("dtrain.node.command",),
     # It starts watchers with modules that were sent along.
     "slurm": ("dtrain.node.slurm.main", "dtrain.node.slurm.watcher"),
@@ -35,22 +32,10 @@ PROGRAMS = {
     "bandwidth": ("dtrain.node.ranks", "dtrain.node.bandwidth"),
 }
 """The module with a program's ``main``, and the modules that it imports only while it runs."""
-
-_Result = TypeVar("_Result")
-_Arguments = ParamSpec("_Arguments")
-
-
-def once(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """`functools.cache`, but one thread computes a result while others wait for it: the links of
-    all hosts ask at the same moment."""
-    lock, cached = threading.Lock(), functools.cache(function)
-
-    @functools.wraps(function)
-    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with lock:
-            return cached(*args, **kwargs)  # type: ignore[arg-type]
-
-    return call
+KEPT = ("launch", "facts")
+"""Programs that hosts keep: every launch and every check starts one on each host."""
+WITH_RUNTIME = ("agent", "launch")
+"""Programs that give workers `dtrain.runtime`."""
 
 
 @functools.cache
@@ -69,13 +54,6 @@ def modules(program: str) -> dict[str, str]:
     return found
 
 
-def source(module: str) -> str:
-    """The text of a module of dtrain, which may be in a zip archive: workers find one there."""
-    text = _loader(module).get_source(module)
-    assert text is not None, module
-    return text
-
-
 @functools.cache
 def program(name: str) -> bytes:
     """The packed program as text, see `dtrain.node.boot.framed`."""
@@ -84,11 +62,39 @@ def program(name: str) -> bytes:
 
 @once
 def bundled(name: str) -> bytes:
-    """The program with compiled code, for the stdin of `boot_command`."""
+    """The program with compiled code, for the stdin of `boot_command`. The host keeps it if
+    `bundled_before` can start it."""
+    return bundle(PROGRAMS[name][0], _payload(name), keep=name in KEPT)
+
+
+@once
+def bundled_before(name: str) -> bytes:
+    """One of `KEPT`, if the host has kept it: see `dtrain.node.kept`."""
+    return kept(PROGRAMS[name][0], _payload(name))
+
+
+@once
+def _payload(name: str) -> bytes:
+    """What the program consists of, see `dtrain.node.importer`."""
+    if name not in KEPT:
+        return _packed(name, level=1)
+    # Two processes pack the same modules differently: how `marshal` writes an object depends on
+    # how many others use it.
+    texts = {**modules(name), **(runtime_sources() if name in WITH_RUNTIME else {})}
+    key = digest_of(repr((MAGIC_NUMBER, sorted(texts.items()))).encode())
+    payload = read(key)
+    if payload is None:
+        payload = _packed(name, level=6)
+        keep(key, payload)
+    return payload
+
+
+def _packed(name: str, *, level: int) -> bytes:
     found = modules(name)
     # Python has compiled most of them when it was installed.
-    code = {each: _shipped(_loader(each).get_code(each), file_of(each)) for each in found}
-    return bundle(PROGRAMS[name][0], pack_code(found, code, 1))
+    code = {each: _shipped(loader(each).get_code(each), file_of(each)) for each in found}
+    files = {"runtime.zip": runtime_archive()} if name in WITH_RUNTIME else {}
+    return pack_code(found, code, level, files)
 
 
 @functools.cache
@@ -104,13 +110,6 @@ def _shipped(code: CodeType | None, file: str) -> CodeType:
         _shipped(one, file) if isinstance(one, CodeType) else one for one in code.co_consts
     )
     return code.replace(co_filename=file, co_consts=constants)
-
-
-@functools.cache
-def _loader(module: str) -> InspectLoader:
-    found = importlib.util.find_spec(module)
-    assert found is not None, module
-    return cast("InspectLoader", found.loader)
 
 
 def boot_command(python: str, label: str) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import io
-import zipfile
 from collections.abc import Iterator
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from dtrain.node.programs import once, source
+from dtrain.node.sources import once, source
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # moves to importlib.resources.abc in Python 3.14
@@ -21,20 +19,28 @@ __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
 
 @once
-def runtime_archive() -> str:
-    """A zip archive, in base64, from which Python can import `dtrain.runtime`."""
+def runtime_archive() -> bytes:
+    """A zip archive from which Python can import `dtrain.runtime`."""
+    import zipfile  # a launch rarely needs it, see `dtrain.node.kept`
+
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("dtrain/__init__.py", source("dtrain").removesuffix(_EXTEND) + _EXTEND)
-        # It is in such an archive itself if a worker launches a job.
-        for name, content in _modules(resources.files("dtrain.runtime"), "dtrain/runtime"):
-            file.writestr(name, content)
-    return base64.b64encode(archive.getvalue()).decode()
+        for name, text in runtime_sources().items():
+            file.writestr(name, text)
+    return archive.getvalue()
 
 
-def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+@once
+def runtime_sources() -> dict[str, str]:
+    """The text of each file of the archive."""
+    found = {"dtrain/__init__.py": source("dtrain").removesuffix(_EXTEND) + _EXTEND}
+    # It is in such an archive itself if a worker launches a job.
+    return found | dict(_modules(resources.files("dtrain.runtime"), "dtrain/runtime"))
+
+
+def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _modules(entry, f"{name}/{entry.name}")
         elif entry.name.endswith(".py"):
-            yield f"{name}/{entry.name}", entry.read_bytes()
+            yield f"{name}/{entry.name}", entry.read_text(encoding="utf-8")

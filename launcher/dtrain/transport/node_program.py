@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from dtrain.diagnostics import ConnectError, NodeError, PrepareError
 from dtrain.failures.cause import signal_name
-from dtrain.node.boot import REPLACED, TOO_OLD
-from dtrain.node.programs import boot_command, bundled
+from dtrain.node.boot import NOT_KEPT, REPLACED, TOO_OLD
+from dtrain.node.programs import boot_command, bundled, bundled_before
 from dtrain.transport.contract import Connection, RemoteProcess
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -16,15 +18,25 @@ MAX_PRINTED = 2000
 """Characters of a program's output that an error shows."""
 
 
-def start(connection: Connection, name: str, python: str, *, label: str) -> RemoteProcess:
-    """Start the program ``name`` of `dtrain.node.programs` with ``python`` on the host.
+def start(
+    connection: Connection, name: str, python: str, *, label: str, kept: bool = False
+) -> RemoteProcess:
+    """Start the program ``name`` of `dtrain.node.programs` with ``python`` on the host. With
+    ``kept``, one that the host has kept, see `is_missing`.
 
     The program reads what the caller writes next. ``label`` appears in the host's process list.
     Raises ConnectError.
     """
     process = connection.start(boot_command(python, label))
-    process.write(bundled(name))
+    process.write(bundled_before(name) if kept else bundled(name))
     return process
+
+
+def is_missing(process: RemoteProcess, output: bytes) -> bool:
+    """Whether a program ended because the host has not kept it. ``output``: as for `failure`."""
+    with suppress(TimeoutError, ConnectError):
+        process.wait(END)
+    return NOT_KEPT.encode() in process.stderr() + output
 
 
 def failure(

@@ -24,7 +24,7 @@ MAX_SOURCE = 64 << 20
 
 def config_files(tree: Tree | None, script: str) -> dict[str, str]:
     """The files by name, as base64. Raises UsageError if they are too large."""
-    files = {RUNTIME: runtime_archive()}
+    files = {RUNTIME: base64.b64encode(runtime_archive()).decode()}
     if tree is not None:
         if tree.size > MAX_SOURCE:
             raise _too_large(tree.size)

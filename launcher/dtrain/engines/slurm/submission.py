@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
@@ -107,7 +108,7 @@ def submit_order(
         "code": None if code is None else str(PurePosixPath(plan.hosts[0].workdir, code)),
         "script": render(plan, in_allocation=record.request.allocation is not None),
         "options": list(batch_options(plan)),
-        "runtime": runtime_archive(),
+        "runtime": base64.b64encode(runtime_archive()).decode(),
         "environment": {name: known_secrets[name] for name in secrets},
         "hidden": [name for name in known_secrets if name not in secrets],
     }

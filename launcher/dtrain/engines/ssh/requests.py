@@ -13,8 +13,7 @@ from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node.agent.commands import AttachRequest, LaunchRequest, LookRequest, RunRequest
 from dtrain.node.agent.wire import VERSION
-from dtrain.node.programs import bundled
-from dtrain.node.runtime_archive import runtime_archive
+from dtrain.node.programs import bundled, bundled_before
 from dtrain.records import shallow
 
 READ_SECONDS = 0.001
@@ -25,8 +24,10 @@ however much it brings."""
 def pack(*, checked: bool) -> None:
     """Pack what every host of a launch gets, which takes 40 ms. Called while the hosts connect, or
     the first one that is ready would wait for it."""
-    bundled("launch" if checked else "agent")
-    runtime_archive()
+    if checked:
+        bundled_before("launch")
+    else:
+        bundled("agent")
 
 
 def launch_request(
@@ -49,7 +50,6 @@ def launch_request(
         "environment": dict(part.environment),
         "node_variables": _written(part.node_variables),
         "secrets": dict(secrets),
-        "runtime": runtime_archive(),
         "world_size": plan.world_size,
         "processes": [
             {

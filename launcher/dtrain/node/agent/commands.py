@@ -56,8 +56,6 @@ class LaunchRequest(RunRequest):
     """Variables whose values the node completes: {name: {value, kind, place, instead}}, see
     `dtrain.launchplan.environment`."""
     secrets: dict[str, str]
-    runtime: str
-    """A zip archive in base64, saved as ``runtime.zip`` in the run's folder."""
     world_size: int
     processes: list[ProcessRequest]
     ports: list[int]

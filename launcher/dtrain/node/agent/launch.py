@@ -26,6 +26,7 @@ from dtrain.node.agent.folder import (
     discard,
     expand,
     make_folder,
+    save,
 )
 from dtrain.node.agent.presentation import can_present
 from dtrain.node.agent.processes import reap
@@ -151,6 +152,8 @@ class Launch:
             return refusal.message
         try:
             log = create(b"agent.log", folder, os.O_APPEND)
+            for name, content in self._importer.files.items():
+                save(raw(name), folder, content)
         except OSError as error:
             message = cannot_write(error, self._folder).message
             discard(self._folder, created)

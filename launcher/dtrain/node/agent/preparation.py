@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import os
 
 from dtrain.node.agent.containers import Containers
@@ -77,7 +76,6 @@ class Preparation:
             self.ports += reserve_port(int(port))
         try:
             self.events = Events(self.folder_fd)
-            save(b"runtime.zip", self.folder_fd, binascii.a2b_base64(request["runtime"]))
             self.workers = [self._worker(body) for body in request["processes"]]
         except OSError as error:
             raise cannot_write(error, folder) from None

@@ -118,12 +118,13 @@ class Conversation:
                 self._process.wait(within)
             self._process.close()
 
-    def _start(self, python: str) -> None:
+    def _start(self, python: str, *, kept: bool = True) -> None:
         process = node_program.start(
             self._connection,
             "launch" if self._run else "facts",
             python,
             label=self._run or "check",
+            kept=kept,
         )
         self._incoming = Incoming(process)
         with self._lock:
@@ -135,9 +136,13 @@ class Conversation:
             with self._answers():
                 self._incoming.preamble(PREAMBLE)
         except _EndedError:
-            failure = node_program.failure(
-                self.part.host.name, ATTEMPTED, python, process, self._incoming.pieces.end
-            )
+            output = self._incoming.pieces.end
+            if kept and node_program.is_missing(process, output):
+                process.close()
+                self._start(python, kept=False)
+                return
+            host = self.part.host.name
+            failure = node_program.failure(host, ATTEMPTED, python, process, output)
             process.close()
             raise failure from None
 
