@@ -1,7 +1,7 @@
 """Imports dtrain's modules from memory, on a node that has no dtrain.
 
 `dtrain.node.boot` sends this module first; `start` then runs the program. Packages are empty here:
-only the launcher uses their ``__init__``. Nothing is written to disk.
+only the launcher uses their ``__init__``.
 
 Compiling the agent takes longer than all else in its start. So the launcher sends its own compiled
 code along, which runs wherever Python has the same bytecode. Only elsewhere are the sources

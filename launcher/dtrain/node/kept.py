@@ -2,8 +2,8 @@
 
 A program has about 500 kB, and a launcher may reach its hosts over a slow network. Hosts keep it
 under the digest of its payload, and compare the two before they start it, see `kept`. The launching
-machine keeps what it has packed, in a folder that only its user can change. Whatever fails here
-costs only time.
+machine keeps what it has packed in the same way, and the digest under that of the sources, in a
+folder that only its user can change. Whatever fails here costs only time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 FOLDER = "/tmp/dtrain-programs-%d"
 """With the number of the user. On the machine's own disk: a file server may not answer."""
-MOST = 8
-"""Programs in the folder: of several versions of dtrain and of Python."""
+MOST = 16
+"""Files in the folder: of several versions of dtrain and of Python."""
 
 
 def kept(main: str, payload: bytes) -> bytes:
@@ -50,7 +50,7 @@ def digest_of(payload: bytes) -> str:
 
 
 def keep(name: str, payload: bytes) -> None:
-    """Keep the payload of a program, see `dtrain.node.importer`, if this machine lets us."""
+    """Keep a file with the content ``payload``, if this machine lets us."""
     with contextlib.suppress(OSError), _own_folder() as folder:
         part = "%s.%d" % (name, os.getpid())
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)

@@ -82,10 +82,13 @@ def _payload(name: str) -> bytes:
     # how many others use it.
     texts = {**modules(name), **(runtime_sources() if name in WITH_RUNTIME else {})}
     key = digest_of(repr((MAGIC_NUMBER, sorted(texts.items()))).encode())
-    payload = read(key)
-    if payload is None:
+    digest = (read(key) or b"").decode()
+    payload = read(digest) or b""
+    if digest_of(payload) != digest:  # nothing is kept, or this machine has crashed
         payload = _packed(name, level=6)
-        keep(key, payload)
+        digest = digest_of(payload)
+        keep(digest, payload)
+        keep(key, digest.encode())
     return payload
 
 

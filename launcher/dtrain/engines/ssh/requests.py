@@ -22,8 +22,8 @@ however much it brings."""
 
 
 def pack(*, checked: bool) -> None:
-    """Pack what every host of a launch gets, which takes 40 ms. Called while the hosts connect, or
-    the first one that is ready would wait for it."""
+    """Pack what every host of a launch gets, which may take 0.1 s. Called while the hosts connect,
+    or the first one that is ready would wait for it."""
     if checked:
         bundled_before("launch")
     else:
