@@ -108,6 +108,8 @@ def _target(path: Path) -> Path:
                 f"{str(path)!r} cannot be written: no such folder {str(target.parent)!r}",
                 hint=f"mkdir -p {str(target.parent)!r}",
             )
+        if str(path) == "-":
+            raise UsageError("'-' would be a file of this name", hint="name a file to write")
         if target.is_dir():
             raise UsageError(f"{str(path)!r} is a folder", hint="name a file in it")
         if target.exists() and not target.is_file():

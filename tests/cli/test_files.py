@@ -137,6 +137,7 @@ def test_what_another_user_has_put_into_a_shared_folder(tmp_path: Path, kind: st
 def test_a_folder(path: Path) -> None:
     path.mkdir()
     refused(path, "is a folder")
+    refused(Path("-"), "would be a file of this name")  # standard output elsewhere
 
 
 def test_a_missing_folder(path: Path) -> None:
